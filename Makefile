@@ -1,0 +1,40 @@
+# lmlab: everything a checkout can do. `make` alone lists it.
+.DEFAULT_GOAL := help
+BOOT ?= python3
+PYTHON ?= .venv/bin/python
+export HF_HUB_OFFLINE ?= 1
+export WANDB_MODE ?= offline
+
+.PHONY: help setup demo test lint test-parity gpu wheel clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(BOOT) -m venv .venv
+	.venv/bin/python -m pip install -q -c constraints.txt -e ".[test,parity]"
+	@touch $@
+
+# With PYTHON=… the caller brings an interpreter that has everything; then nothing is installed.
+setup: $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready) ## make .venv with pinned versions (about 2 minutes)
+
+demo: setup ## train a small model on the embedded corpus and print its result (about 2 minutes)
+	$(PYTHON) -m lmlab train name=demo model=nano train.max_steps=200
+
+test: setup ## the whole suite (under 6 minutes on 2 cores)
+	$(PYTHON) -m pytest -n 2 tests
+
+lint: setup ## ruff, mypy, import directions
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy lmlab
+	$(PYTHON) -m pytest -q tests/test_imports.py
+
+gpu: setup ## on a GPU machine: eager and compiled against CPU, memory (2 minutes; PYTHON=python3 runs without .venv)
+	$(PYTHON) experiments/gpu/run.py
+
+wheel: setup ## build dist/*.whl
+	$(PYTHON) -m build --no-isolation --wheel
+
+clean: ## remove what tests and builds left
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache

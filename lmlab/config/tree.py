@@ -1,0 +1,77 @@
+"""The root of a configuration: the groups and the plain nodes, typed. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from lmlab.data.spec import DataSpec
+from lmlab.model.spec import Arch, Decoder
+from lmlab.registry import Spec, setting
+from lmlab.train.spec import ScheduleSpec, Train
+
+GROUPS = ("norm", "block", "pos", "attn", "ffn", "model", "data", "tokenizer", "optim", "schedule", "kernels")
+
+
+@dataclass
+class Seed:
+    """`seed=3` is short for `seed.all=3`; the three others follow it unless they are set."""
+
+    all: int = setting(0, "every seed that is not set by itself", ge=0, probe=1)
+    init: Optional[int] = setting(None, "the draw of the weights; null = seed.all", ge=0, probe=1)
+    data: Optional[int] = setting(None, "the order of the batches; null = seed.all", ge=0, probe=1)
+    dropout: Optional[int] = setting(None, "dropout masks; null = seed.all", ge=0)
+
+
+@dataclass
+class Wandb:
+    """Weights & Biases mirrors metrics.jsonl."""
+
+    mode: str = setting("auto", "auto: online with a key, else offline", choices=("auto", "online", "offline", "disabled"), identity=False)
+    project: str = setting("lmlab", "project", identity=False)
+    entity: Optional[str] = setting(None, "user or team; null = your default", identity=False)
+    group: Optional[str] = setting(None, "group; a sweep sets its own", identity=False)
+    tags: list[str] = setting([], "tags", identity=False)
+    notes: Optional[str] = setting(None, "free text", identity=False)
+
+
+@dataclass
+class Paths:
+    runs: str = setting("runs", "where run directories lie", identity=False)
+    cache: Optional[str] = setting(None, "prepared data and tokenizers; null = $LMLAB_CACHE, else ~/.cache/lmlab", identity=False)
+
+
+@dataclass
+class Experiment:
+    """One composed and checked experiment. Plain dataclasses throughout: no OmegaConf object lives in it."""
+
+    norm: Spec
+    block: Spec
+    pos: Spec
+    attn: Spec
+    ffn: Spec
+    model: Decoder
+    data: DataSpec
+    tokenizer: Spec
+    optim: Spec
+    schedule: ScheduleSpec
+    kernels: Spec
+    train: Train = setting(Train, "how much to train and how often to look")
+    seed: Seed = setting(Seed, "seed=N sets all")
+    wandb: Wandb = setting(Wandb, "Weights & Biases", identity=False)
+    paths: Paths = setting(Paths, "folders", identity=False)
+    compile: Union[bool, str] = setting("auto", "torch.compile of the blocks; auto = on for CUDA", choices=("auto",))
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N", identity=False)
+    name: Optional[str] = setting(None, "of the run's directory and in reports; null = what differs from the default", identity=False)
+    plugins: list[str] = setting([], "Python files with parts of your own", identity=False)
+
+    @property
+    def arch(self) -> Arch:
+        """The parts the model is built from."""
+        parts: dict[str, Any] = {name: getattr(self, name) for name in ("model", "norm", "block", "pos", "attn", "ffn")}
+        return Arch(**parts)
+
+    def seeds(self) -> dict[str, int]:
+        """{"init": …, "data": …, "dropout": …} with null filled from seed.all."""
+        own = {name: getattr(self.seed, name) for name in ("init", "data", "dropout")}
+        return {name: self.seed.all if value is None else value for name, value in own.items()}

