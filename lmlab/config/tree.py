@@ -27,7 +27,12 @@ class Seed:
 class Wandb:
     """Weights & Biases mirrors metrics.jsonl."""
 
-    mode: str = setting("auto", "auto: online with a key, else offline", choices=("auto", "online", "offline", "disabled"), identity=False)
+    mode: str = setting(
+        "auto",
+        "auto: online with a key, else offline",
+        choices=("auto", "online", "offline", "disabled"),
+        identity=False,
+    )
     project: str = setting("lmlab", "project", identity=False)
     entity: Optional[str] = setting(None, "user or team; null = your default", identity=False)
     group: Optional[str] = setting(None, "group; a sweep sets its own", identity=False)
@@ -38,7 +43,9 @@ class Wandb:
 @dataclass
 class Paths:
     runs: str = setting("runs", "where run directories lie", identity=False)
-    cache: Optional[str] = setting(None, "prepared data and tokenizers; null = $LMLAB_CACHE, else ~/.cache/lmlab", identity=False)
+    cache: Optional[str] = setting(
+        None, "prepared data and tokenizers; null = $LMLAB_CACHE, else ~/.cache/lmlab", identity=False
+    )
 
 
 @dataclass
@@ -62,7 +69,9 @@ class Experiment:
     paths: Paths = setting(Paths, "folders", identity=False)
     compile: Union[bool, str] = setting("auto", "torch.compile of the blocks; auto = on for CUDA", choices=("auto",))
     device: str = setting("auto", "auto, cpu, cuda or cuda:N", identity=False)
-    name: Optional[str] = setting(None, "of the run's directory and in reports; null = what differs from the default", identity=False)
+    name: Optional[str] = setting(
+        None, "of the run's directory and in reports; null = what differs from the default", identity=False
+    )
     plugins: list[str] = setting([], "Python files with parts of your own", identity=False)
 
     @property

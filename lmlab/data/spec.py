@@ -37,14 +37,14 @@ class PyCode(DataSpec):
     """The running Python's standard library: about 14 MB of source code."""
 
 
-@option("data", "text", build="lmlab.data.corpora:TextFiles")
+@option("data", "text", build="lmlab.data.files:TextFiles")
 class TextFiles(SplitSpec):
     """Your own .txt, .jsonl or .parquet files."""
 
     files: list[str] = setting([], "files or globs; .txt is one document a file, .jsonl and .parquet one a record")
 
 
-@option("data", "hf", build="lmlab.data.corpora:HubDataset")
+@option("data", "hf", build="lmlab.data.hub:HubDataset")
 class HubDataset(SplitSpec):
     """Any data set of the Hugging Face hub, or a local folder `datasets` can load."""
 
@@ -52,7 +52,9 @@ class HubDataset(SplitSpec):
     subset: Optional[str] = setting(None, "configuration of the data set")
     split: str = setting("train", "which split of the data set to read")
     revision: Optional[str] = setting(None, "commit or tag; null = the newest")
-    streaming: bool = setting(False, "read without downloading all (for preparing; training reads token files)", identity=False)
+    streaming: bool = setting(
+        False, "read without downloading all (for preparing; training reads token files)", identity=False
+    )
     max_tokens: Optional[int] = setting(None, "stop preparing after this many training tokens; null = all", ge=1)
 
 

@@ -90,7 +90,9 @@ class AttnSpec(Spec):
 
     head_dim: Optional[int] = setting(None, "channels per head; null = d_model / n_heads", ge=1, probe=32)
     window: Optional[int] = setting(None, "keys seen, counting the token itself; null = all", ge=1, probe=8)
-    qk_norm: str = setting("none", "RMSNorm of q and k: one weight per head channel", choices=("none", "head"), probe="head")
+    qk_norm: str = setting(
+        "none", "RMSNorm of q and k: one weight per head channel", choices=("none", "head"), probe="head"
+    )
     bias_qkv: bool = setting(False, "biases of the q, k, v projections", probe=True)
     bias_o: bool = setting(False, "bias of the output projection", probe=True)
     dropout: float = setting(0.0, "dropout of the attention probabilities", ge=0, lt=1, probe=0.5)
@@ -206,3 +208,9 @@ class Arch:
 
     def head_dim(self) -> int:
         return self.attn.head_size(self.model.d_model, self.model.n_heads)
+
+    def logit_scale(self) -> float:
+        """The factor on the logits. Without a final norm a tied head would meet its own token at full length."""
+        if self.model.logit_scale is not None:
+            return self.model.logit_scale
+        return 1 / math.sqrt(self.model.d_model) if self.model.tie_embeddings and not self.block.final_norm() else 1.0

@@ -1,0 +1,126 @@
+"""`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from lmlab.cli.progress import Screen
+    from lmlab.runs.find import Found
+
+MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
+SPLITS = ("val", "test")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    words: Annotated[Optional[list[str]], typer.Argument(metavar="[RUN]... [KEY=VALUE]...", help="runs; keys: data, kernels, compile, device, train.precision")] = None,
+    split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
+    config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
+) -> None:
+    """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest finished one."""
+    from lmlab.cli.opened import runs_root
+    from lmlab.cli.progress import Screen, say
+    from lmlab.errors import ConfigError, LmlabError, raise_all
+    from lmlab.runs import find
+
+    words = words or []
+    names = [w for w in words if "=" not in w]
+    keys = [w for w in words if "=" in w]
+    if split not in SPLITS:
+        raise ConfigError(f"`--split` is {split}", "use val or test")
+    refused = [k for k in keys if not _may_set(k.partition("=")[0])]
+    raise_all([
+        ConfigError(f"`{k.partition('=')[0]}` can't be changed at evaluation", f"keys that may be set: {', '.join(MAY_SET)}")
+        for k in refused
+    ])  # fmt: skip
+    root = runs_root(keys)
+    screen = Screen()
+    found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
+    if not names:
+        screen.note(f"newest finished run: {found[0].run.path}")
+    errors: list[LmlabError] = []
+    for one in found:
+        try:
+            report = _evaluate_one(one, keys, split, config_dir, screen)
+        except LmlabError as error:
+            errors.append(error)
+            continue
+        say(json.dumps(report) if as_json else _line(report))
+    raise_all(errors)
+
+
+def _may_set(key: str) -> bool:
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_SET)
+
+
+def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | None, screen: Screen) -> dict[str, Any]:
+    import torch
+
+    from lmlab.cli.opened import checkpoint_of, computed_model, experiment_of
+    from lmlab.config.amend import amend
+    from lmlab.data.prepare import cache_dir, prepare
+    from lmlab.data.tokenizer import Tokenizer
+    from lmlab.errors import DataError
+    from lmlab.runs.evals import record
+    from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
+    from lmlab.train.setup import evaluate_file
+
+    run = found.run
+    exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
+    manifest = run.manifest()
+    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None)
+    tokenizer = Tokenizer.load(run.tokenizer_path)
+    with screen.preparing() as progress:
+        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=tokenizer)
+    own = prepared.fingerprint == manifest.get("fingerprint")
+    if not own and not any(k.startswith("data") for k in keys):
+        raise DataError(
+            f"the data of {run.name} is not what it was trained on: fingerprint {prepared.fingerprint}, then {manifest.get('fingerprint')}",
+            "bring back the same corpus, or name the data to evaluate on: data=…",
+        )
+    be_deterministic()
+    device = resolve_device(exp.device)
+    dtype = resolve_precision(exp.train.precision, device)
+    model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
+    rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)
+    tokens = getattr(prepared, split)
+    loss = evaluate_file(model, tokens, exp, eot=tokenizer.eot, token_bytes=torch.from_numpy(tokenizer.token_bytes), rows=rows)
+    report = {
+        "run": str(run.path),
+        "step": checkpoint.step,
+        "content_hash": checkpoint.content_hash,
+        "data": exp.data.name,
+        "fingerprint": prepared.fingerprint,
+        "own_data": own,
+        "split": split,
+        "tokens": loss.tokens,
+        "bytes": loss.bytes,
+        "loss": loss.nats_per_token,
+        "perplexity": loss.perplexity,
+        "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
+        "precision": str(dtype).removeprefix("torch."),
+        "device": str(device),
+    }
+    if not prepared.tokenizer.lossless:
+        screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
+    if split == "test" and own:
+        report["test_evaluations"] = manifest.get("test_evaluations", 0) + 1
+        screen.note(f"test looked at {report['test_evaluations']} times")
+    record(run, report)
+    return report
+
+
+def _line(report: dict[str, Any]) -> str:
+    figures = [f"loss {report['loss']:.4f} nats/token", f"perplexity {report['perplexity']:.2f}"]
+    if report["bits_per_byte"] is not None:
+        figures.append(f"{report['bits_per_byte']:.4f} bits/byte")
+    where = f"{report['data']} {report['split']}, {report['tokens']:,} tokens"
+    return f"{report['run']}  step {report['step']}  {where}:  " + " · ".join(figures)

@@ -1,0 +1,69 @@
+"""A run opened again: its experiment with its own plug-ins, and its model with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmlab.config.tree import Experiment
+from lmlab.errors import RunError
+from lmlab.runs.rundir import RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmlab.model.transformer import Transformer
+    from lmlab.runs.checkpoint import Checkpoint
+
+UNFINISHED = ("interrupted", "stopped", "failed", "created")
+
+
+def runs_root(words: Sequence[str]) -> Path:
+    """The folder of runs that a typed `paths.runs=` names, else the default one."""
+    typed = next((word.partition("=")[2] for word in words if word.startswith("paths.runs=")), "runs")
+    return Path(typed).expanduser()
+
+
+def experiment_of(run: RunDir) -> Experiment:
+    """What the run trained, its plug-ins imported from the run's own copies."""
+    from lmlab.config.identity import from_dict
+    from lmlab.config.parse import import_plugins
+    from lmlab.errors import raise_all
+
+    _, errors = import_plugins([str(path) for path in run.plugins()])
+    raise_all(errors)
+    exp = from_dict(run.config())
+    exp.plugins = [str(path) for path in run.plugins()]
+    exp.paths.runs = str(run.path.parent)
+    return exp
+
+
+def checkpoint_of(run: RunDir, ref_path: Path | None = None) -> Checkpoint:
+    """The named checkpoint, or the newest undamaged one. Raises RunError when the run has none."""
+    from lmlab.runs import checkpoint
+
+    found = checkpoint.load(ref_path) if ref_path is not None else checkpoint.latest_good(run.path)
+    if found is None:
+        raise RunError(f"{run.path} has no checkpoint yet", "train it first: `lmlab train --resume " + run.name + "`")
+    return found
+
+
+def computed_model(
+    exp: Experiment, vocab_size: int, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype
+) -> Transformer:
+    """The model as it computes: weights in `dtype` on `device`, in eval mode, compiled when the experiment says so."""
+    from lmlab.kernels.resolve import resolve
+    from lmlab.model.transformer import build
+    from lmlab.train.device import compile_wanted
+
+    model = build(exp.arch, vocab_size, resolve(exp.kernels, device, dtype), seed=None, device=device)
+    try:
+        model.load_state_dict(checkpoint.model, strict=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code") from error
+    model = model.to(dtype).eval()
+    if compile_wanted(exp.compile, device):
+        model.compile_blocks()
+    return model

@@ -1,0 +1,239 @@
+"""The middle of a run, inside its claimed directory: build, resume, loop, record, result."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmlab.cli import plan as planning
+from lmlab.cli.plan import Plan
+from lmlab.cli.progress import Screen, duration
+from lmlab.cli.run_one import Flags, Result, describe
+from lmlab.config.identity import config_hash, differs, to_dict
+from lmlab.config.load import Loaded
+from lmlab.data.prepare import Prepared
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
+from lmlab.generate.sample import sample
+from lmlab.runs import checkpoint, manifest, wandb_mirror
+from lmlab.runs.metrics import Metrics
+from lmlab.runs.rundir import RunDir
+from lmlab.train import device as machine
+from lmlab.train.loop import Intervals, Loop, State, measured_rate
+from lmlab.train.schedule import Schedule
+from lmlab.train.setup import Trainer, metrics_of
+from lmlab.train.stop import StopSignal
+
+
+def build_trainer(plan: Plan) -> Trainer:
+    """The trainer a plan describes, on a process made deterministic."""
+    machine.be_deterministic()
+    return Trainer.make(
+        plan.exp,
+        plan.prepared,
+        ops=plan.ops,
+        device=plan.device,
+        dtype=plan.dtype,
+        micro_rows=plan.memory.micro_rows,
+        compiled=plan.compiled,
+    )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    from lmlab.registry import make
+
+    return make(plan.exp.schedule, plan.exp.optim.lr, plan.steps)
+
+
+def intervals(plan: Plan, stop_at: int | None) -> Intervals:
+    """null = evaluate every quarter of the run, and save when evaluating."""
+    train = plan.exp.train
+    every = train.eval_every_steps or max(1, math.ceil((plan.steps or 1) / 4))
+    return Intervals(train.log_every_steps, every, train.checkpoint_every_steps or every, stop_at)
+
+
+def train_claimed(
+    run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen, command: list[str]
+) -> Result:
+    exp = loaded.experiment
+    malloc = flags.tune_malloc and machine.tune_malloc()
+    known = run.manifest().get("resolved")
+    plan = planning.make(exp, prepared, known)
+    trainer = build_trainer(plan)
+    state = resume(run, trainer, screen) if run.checkpoints() else State()
+    if known is None:
+        rate = measured_rate(trainer.stepper, trainer.batches)
+        plan.steps = planning.bounded_by_minutes(plan, rate)
+        run.update_manifest(resolved=plan.resolved(), steps_per_s_before=rate)
+    else:
+        rate = run.manifest().get("steps_per_s_before", math.nan)
+    assert plan.steps is not None
+    if flags.stop_at is not None and not state.step < flags.stop_at <= plan.steps:
+        raise ConfigError(
+            f"`--stop-at` is {flags.stop_at}, and this run is at step {state.step} of {plan.steps}",
+            f"choose a step from {state.step + 1} to {plan.steps}",
+        )
+    left = planning.run_s(plan, rate, plan.steps - state.step)
+    describe(screen, plan, run.path, f"about {duration(left)}" if math.isfinite(left) else "unknown")
+    facts = machine.torch_facts(plan.device) | {
+        "malloc_tuned": malloc,
+        "matmul_flops_per_s": machine.matmul_rate(plan.device, plan.dtype),
+    }
+    run.update_manifest(
+        **manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides),
+        state="running",
+        choices=loaded.choices,
+        differs={key: value for key, (_, value) in differs(exp).items()},
+        seeds=exp.seeds(),
+        parameters=plan.n_parameters,
+        flops_per_token=plan.flops_per_token,
+        data=prepared.info,
+    )
+    mirror = wandb_mirror.start(
+        vars(exp.wandb),
+        run_path=run.path,
+        run_id=config_hash(exp),
+        name=run.path.name,
+        config=to_dict(exp),
+        group=exp.wandb.group,
+        tags=exp.wandb.tags,
+    )
+    exit_code = EXIT_FAILED
+    result = Result("failed", run.path)
+    try:
+        with Metrics(run.metrics_path) as rows, StopSignal() as stop:
+            rows.cut_back(state.step)
+            recorder = Recorder(run, plan, trainer, rows, mirror, screen, facts["matmul_flops_per_s"])
+            loop = Loop(
+                trainer.stepper,
+                trainer.batches,
+                schedule_of(plan),
+                plan.steps,
+                intervals(plan, flags.stop_at),
+                plan.flops_per_token,
+                recorder,
+            )
+            with screen.training(plan.steps, state.step):
+                ended = loop.run(state, stop)
+            exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]
+            result = conclude(run, trainer, state, ended, exit_code)
+    finally:
+        mirror.finish(result.figures, exit_code)
+    return result
+
+
+def resume(run: RunDir, trainer: Trainer, screen: Screen) -> State:
+    """State of the newest undamaged checkpoint; says where the run goes on."""
+    found = checkpoint.latest_good(run.path, say=screen.warn)
+    if found is None:
+        return State()
+    state = trainer.load(found)
+    screen.note(f"going on with {run.path} from step {state.step}")
+    return state
+
+
+def conclude(run: RunDir, trainer: Trainer, state: State, ended: str, exit_code: int) -> Result:
+    """Write how the run ended into its manifest. A finished run's figures are those of its last row of metrics."""
+    from lmlab.runs import metrics
+
+    figures: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "elapsed_s": state.elapsed_s}
+    if ended == "finished":
+        rows = metrics.read(run.metrics_path)
+        figures |= {k: v for k, v in rows[-1].items() if k.split("/")[0] in ("val", "test", "train", "best")}
+        speeds = sorted(r["train/tokens_per_s"] for r in rows if r.get("train/tokens_per_s"))
+        figures["tokens_per_s"] = speeds[len(speeds) // 2] if speeds else None
+        figures["content_hash"] = checkpoint.content_hash(trainer.master.state_dict())
+        figures["best_step"] = state.best_step
+    figures["peak_memory_bytes"] = peak_memory_bytes(trainer.stepper.device)
+    run.update_manifest(state=ended, result=figures)
+    return Result(ended, run.path, figures, exit_code)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of the device's allocator; on CPU the process's largest resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclass
+class Recorder:
+    """The loop's surroundings: evaluates, writes rows and checkpoints, and keeps the screen up to date."""
+
+    run: RunDir
+    plan: Plan
+    trainer: Trainer
+    rows: Metrics
+    mirror: Any
+    screen: Screen
+    matmul_flops_per_s: float
+
+    def __post_init__(self) -> None:
+        self._sample = ""
+
+    def stepped(self, state: State, loss: float | None) -> None:
+        self.screen.stepped(state.step, loss)
+
+    def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
+        """val on the first train.eval_tokens; at the end on all of val, on test once, and the best checkpoint's val."""
+        trainer, prepared, train = self.trainer, self.plan.prepared, self.plan.exp.train
+        lossless = prepared.tokenizer.lossless
+        part = trainer.loss_on(prepared.val, train.eval_tokens)
+        if part.nats_per_token < state.best_loss:
+            state.best_loss, state.best_step = part.nats_per_token, state.step
+        row = metrics_of("val", part, lossless=lossless)
+        if final:
+            row |= metrics_of("val", trainer.loss_on(prepared.val), lossless=lossless)
+            row |= self._best_on_val(state, row)
+            counted = self.run.manifest().get("test_evaluations", 0) + 1
+            self.run.update_manifest(test_evaluations=counted)
+            row |= metrics_of("test", trainer.loss_on(prepared.test), lossless=lossless)
+        exp = self.plan.exp
+        self._sample = sample(trainer.twin.model, prepared.tokenizer, seq_len=exp.model.seq_len, seed=exp.seed.all)
+        return row
+
+    def _best_on_val(self, state: State, last: dict[str, float]) -> dict[str, float]:
+        """All of val by the checkpoint that was best at an interval: the second column."""
+        if state.best_step is None or state.best_step == state.step:
+            return {f"best/{key}": value for key, value in last.items() if key.startswith("val/")}
+        ref = next((r for r in self.run.checkpoints() if r.step == state.best_step), None)
+        if ref is None:
+            return {}
+        held = copy.deepcopy(self.trainer.master.state_dict())
+        self.trainer.master.load_state_dict(checkpoint.load(ref.path).model)
+        self.trainer.twin.refresh()
+        best = self.trainer.loss_on(self.plan.prepared.val)
+        self.trainer.master.load_state_dict(held)
+        self.trainer.twin.refresh()
+        return metrics_of("best/val", best, lossless=self.plan.prepared.tokenizer.lossless)
+
+    def record(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.mirror.log(row)
+        rate = row.get("train/tokens_per_s")
+        extra: dict[str, Any] = {}
+        if rate and self.plan.steps:
+            left = (self.plan.steps - row["step"]) * self.plan.exp.train.batch_tokens
+            extra = {"eta_s": left / rate, "mfu": rate * self.plan.flops_per_token / self.matmul_flops_per_s}
+        self.screen.row(row, extra)
+        if "val/loss" in row and self._sample:
+            self.screen.sample(self._sample)
+
+    def save(self, state: State) -> None:
+        self.rows.sync()
+        master = self.trainer.master
+        checkpoint.save(
+            self.run.path,
+            state.step,
+            master.state_dict(),
+            self.trainer.state(state),
+            config=to_dict(self.plan.exp),
+            keep_last=self.plan.exp.train.keep_last,
+            best_step=state.best_step,
+        )
+

@@ -1,0 +1,170 @@
+"""`lmlab verify`: train a run again from its directory alone, and compare bit for bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from lmlab.cli.progress import Screen
+    from lmlab.runs.rundir import RunDir
+    from lmlab.train.loop import State
+    from lmlab.train.setup import Trainer
+
+COMPARED = ("train/loss", "train/lr", "train/grad_norm")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify")(verify)
+
+
+def verify(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="path, name, or 4+ characters of its hash")],
+    steps: Annotated[Optional[int], typer.Option(metavar="N", min=1, help="replay only the first N steps")] = None,
+    runs: Annotated[str, typer.Option("--runs", metavar="DIR", help="folder of runs")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="the verdict as JSON on stdout")] = False,
+) -> None:
+    """Replay a run from its directory: bit-identical, or the first step that differs and what differs around it."""
+    from pathlib import Path
+
+    from lmlab.cli.progress import Screen, say
+    from lmlab.errors import EXIT_DONE, EXIT_FAILED
+    from lmlab.runs.find import find
+
+    verdict = replay(find(run, Path(runs)), steps, Screen())
+    say(json.dumps(verdict.as_dict()) if as_json else verdict.text())
+    raise typer.Exit(EXIT_DONE if verdict.identical else EXIT_FAILED)
+
+
+@dataclass
+class Verdict:
+    """What a replay found."""
+
+    run: str
+    steps: int = 0
+    rows: int = 0
+    checkpoints: int = 0
+    first_difference: dict[str, Any] | None = None
+    environment: list[str] = field(default_factory=list)
+
+    @property
+    def identical(self) -> bool:
+        return self.first_difference is None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "identical": self.identical}
+
+    def text(self) -> str:
+        compared = f"{self.steps} steps, {self.rows} rows of metrics, {self.checkpoints} checkpoints compared"
+        if self.identical:
+            return f"identical: {self.run}: {compared}"
+        d = self.first_difference or {}
+        lines = [f"differs: {self.run} at step {d['step']}: {d['what']} was {d['then']}, now {d['now']} ({compared})"]
+        around = self.environment or ["nothing that is recorded: same code, data, versions, machine and threads"]
+        return "\n".join(lines + [f"  environment: {line}" for line in around])
+
+
+class _Stop(Exception):
+    pass
+
+
+@dataclass
+class _Comparer:
+    """Stands where the run's recorder stood: evaluates nothing, compares each row and checkpoint with what is on disk."""
+
+    trainer: Trainer
+    rows: dict[int, dict[str, Any]]
+    hashes: dict[int, str]
+    verdict: Verdict
+    screen: Screen
+
+    def stepped(self, state: State, loss: float | None) -> None:
+        self.verdict.steps = state.step
+        self.screen.stepped(state.step, loss)
+        then = self.hashes.get(state.step)
+        if then is not None:
+            from lmlab.runs.checkpoint import content_hash
+
+            self.verdict.checkpoints += 1
+            self._compare(state.step, "the weights' content hash", then, content_hash(self.trainer.master.state_dict()))
+
+    def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
+        return {}
+
+    def record(self, row: dict[str, Any]) -> None:
+        then = self.rows.get(row["step"])
+        if then is None:
+            return
+        self.verdict.rows += 1
+        for key in COMPARED:
+            if key in then:
+                self._compare(row["step"], key, then[key], row.get(key))
+
+    def save(self, state: State) -> None:
+        pass
+
+    def _compare(self, step: int, what: str, then: Any, now: Any) -> None:
+        if then != now:
+            self.verdict.first_difference = {"step": step, "what": what, "then": then, "now": now}
+            raise _Stop
+
+
+def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
+    """Train again in memory, comparing as it goes; nothing is written. Raises RunError when there is nothing to compare."""
+    from lmlab.cli import plan as planning
+    from lmlab.cli.opened import experiment_of
+    from lmlab.cli.training import build_trainer, schedule_of
+    from lmlab.config.identity import code_hash
+    from lmlab.data.prepare import cache_dir, prepare
+    from lmlab.errors import RunError
+    from lmlab.runs import checkpoint, manifest, metrics
+    from lmlab.train import device as machine
+    from lmlab.train.loop import Intervals, Loop, State
+    from lmlab.train.stop import StopSignal
+
+    then = run.manifest()
+    rows = {row["step"]: row for row in metrics.read(run.metrics_path)}
+    known = then.get("resolved")
+    if known is None or not rows:
+        raise RunError(f"{run.path} has trained no step yet", "train it first")
+    exp = experiment_of(run)
+    exp.device = known["device"]
+    with screen.preparing() as progress:
+        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+    verdict = Verdict(str(run.path))
+    plan = planning.make(exp, prepared, known)
+    trainer = build_trainer(plan)
+    machine.tune_malloc()
+    facts = machine.torch_facts(plan.device)
+    now = manifest.collect(command=[], torch_facts=facts, overrides=[]) | {
+        "fingerprint": prepared.fingerprint,
+        "code_hash": code_hash(run_plugins(run)),
+        "resolved": plan.resolved(),
+    }
+    verdict.environment = manifest.environment_differences(then, now)
+    hashes = {ref.step: checkpoint.read_meta(ref.path)["content_hash"] for ref in run.checkpoints()}
+    if (final := then.get("result", {}).get("content_hash")) and then.get("state") == "finished":
+        hashes[known["steps"]] = final
+    last = min(steps or known["steps"], max([*rows, *hashes]))
+    comparer = _Comparer(trainer, rows, hashes, verdict, screen)
+    every = Intervals(log=1, evaluate=plan.steps or 1, save=plan.steps or 1, stop_at=last)
+    loop = Loop(trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer)
+    screen.note(f"replaying {last} steps of {run.path}")
+    with screen.training(last, 0), StopSignal() as stop:
+        try:
+            ended = loop.run(State(), stop)
+        except _Stop:
+            return verdict
+    if stop.received:
+        raise typer.Exit(stop.exit_code)
+    if ended == "diverged" and then.get("state") != "diverged":
+        verdict.first_difference = {"step": verdict.steps, "what": "the loss", "then": "finite", "now": "not finite"}
+    return verdict
+
+
+def run_plugins(run: RunDir) -> dict[str, str]:
+    """{file name: source} of the run's copies of its plug-ins."""
+    return {path.name: path.read_text(encoding="utf-8") for path in run.plugins()}

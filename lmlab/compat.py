@@ -1,0 +1,344 @@
+"""ONE table of what goes with what: errors, documentation and tests read it. Torch-free.
+
+A row says what goes wrong, finds it in an experiment, and carries a command line that shows it. A combination that
+would crash later or be ignored without a word is a row here; the type and bounds of a single value are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
+from lmlab.errors import ConfigError, listed
+from lmlab.model.spec import FfnSpec, Learned, Sinusoidal
+from lmlab.registry import Spec
+from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec
+
+if TYPE_CHECKING:
+    from lmlab.config.tree import Experiment
+
+Wrong = tuple[str, str]  # message, hint
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row: `why` it is refused, `find` (message and hint, or None), an `example` command line that is refused."""
+
+    id: str
+    why: str
+    find: Callable[[Experiment], Wrong | None]
+    example: str
+
+
+def check(experiment: Experiment) -> list[ConfigError]:
+    """Every row that the experiment breaks. A part that lacks what its group needs is told alone."""
+    incomplete = [ConfigError(*wrong) for wrong in _incomplete(experiment)]
+    return incomplete or [ConfigError(*wrong) for rule in RULES if (wrong := rule.find(experiment))]
+
+
+def steps(experiment: Experiment) -> int | None:
+    """Optimizer steps, as far as the keys alone tell; None when FLOPs or minutes may end the run earlier."""
+    t = experiment.train
+    if t.max_flops is not None or t.max_minutes is not None:
+        return None
+    known = [t.max_steps, None if t.max_tokens is None else math.ceil(t.max_tokens / t.batch_tokens)]
+    return min((n for n in known if n is not None), default=DEFAULT_STEPS)
+
+
+# ---------------------------------------------------------------- parts of your own
+
+NEEDED = {"attn": ("head_size", "kv_heads"), "ffn": ("width",), "block": ("final_norm",)}
+BASES = {"attn": "AttnSpec", "ffn": "FfnSpec", "block": "BlockSpec"}
+BUILT = ("norm", "block", "pos", "attn", "ffn", "data", "tokenizer", "optim", "schedule")
+
+
+def _incomplete(e: Experiment) -> Iterator[Wrong]:
+    for group in BUILT:
+        part = getattr(e, group)
+        if not part.build:
+            yield f"`{group}={part.name}` does not say what builds it", 'write @option(…, build="module:Class")'
+        missing = [name for name in NEEDED.get(group, ()) if not callable(getattr(part, name, None))]
+        if missing:
+            hint = f"derive it from lmlab.model.spec.{BASES[group]}"
+            yield f"`{group}={part.name}` has no {' and no '.join(missing)}", hint
+        if group == "data" and not hasattr(part, "packing"):
+            yield f"`data={part.name}` has no packing", "derive it from lmlab.data.spec.DataSpec"
+        if group == "schedule" and not isinstance(part, ScheduleSpec):
+            yield f"`schedule={part.name}` has no warmup_steps", "derive it from lmlab.train.spec.ScheduleSpec"
+
+
+# ---------------------------------------------------------------- model
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _heads_split_width(e: Experiment) -> Wrong | None:
+    m = e.model
+    if e.attn.head_dim is not None or m.d_model % m.n_heads == 0:
+        return None
+    near = min((d for d in _divisors(m.d_model)), key=lambda d: (abs(d - m.n_heads), d))
+    message = f"`model.d_model` is {m.d_model}, which `model.n_heads` {m.n_heads} does not divide"
+    return (
+        message,
+        f"use model.n_heads={near}, or give the head size: attn.head_dim={max(2, 2 * (m.d_model // m.n_heads // 2))}",
+    )
+
+
+def _kv_heads_split_heads(e: Experiment) -> Wrong | None:
+    heads, kv = e.model.n_heads, e.attn.kv_heads(e.model.n_heads)
+    if heads % kv == 0:
+        return None
+    given = getattr(e.attn, "n_kv_heads", kv)
+    value = f"{kv}" if given is not None else f"null, n_heads / 2 = {kv}"
+    message = f"`attn.n_kv_heads` is {value}, which does not divide `model.n_heads` {heads}"
+    return message, f"use one of {', '.join(map(str, _divisors(heads)))}"
+
+
+def _rotary_width(e: Experiment) -> Wrong | None:
+    width = getattr(e.pos, "width", None)
+    if not callable(width) or not hasattr(e.pos, "fraction"):
+        return None
+    head, d = e.arch.head_dim(), width(e.arch.head_dim())
+    if d >= 2 and d % 2 == 0:
+        return None
+    odd = f"the rotary width is {d} (`pos.fraction` {e.pos.fraction:g} of the head size {head})"
+    fits = [k for k in range(2, head + 1, 2)]
+    if not fits:
+        return f"{odd}, and channels turn in pairs", "use a head size of at least 2, or pos=alibi"
+    near = min(fits, key=lambda k: abs(k - d))
+    cure = f"use pos.fraction={near / head:.6g} for {near} channels" if near / head <= 1 else ""
+    other = "" if head % 2 == 0 else ", or an even head size (attn.head_dim)"
+    return f"{odd}, and channels turn in pairs", cure + other
+
+
+def _sinusoidal_width(e: Experiment) -> Wrong | None:
+    if not isinstance(e.pos, Sinusoidal) or e.model.d_model % 2 == 0:
+        return None
+    return (
+        f"`pos=sinusoidal` gives a sine and a cosine to each pair of channels, and `model.d_model` is {e.model.d_model}",
+        f"use model.d_model={e.model.d_model + 1}",
+    )
+
+
+def _learned_table(e: Experiment) -> Wrong | None:
+    rows, length = getattr(e.pos, "max_len", None), e.model.seq_len
+    if not isinstance(e.pos, Learned) or rows is None or rows >= length:
+        return None
+    return (
+        f"`pos.max_len` is {rows}, shorter than `model.seq_len` {length}",
+        f"use pos.max_len={length} or more, or null",
+    )
+
+
+def _window(e: Experiment) -> Wrong | None:
+    window, length = e.attn.window, e.model.seq_len
+    if window is None or window <= length:
+        return None
+    message = f"`attn.window` is {window}, longer than `model.seq_len` {length}: no token would be left out"
+    return message, f"use attn.window={length // 2} or another number up to {length}, or null"
+
+
+def _ffn_width(e: Experiment) -> Wrong | None:
+    if not isinstance(e.ffn, FfnSpec) or e.ffn.d_ff is None:
+        return None
+    dead = [n for n in ("mult", "multiple_of") if getattr(e.ffn, n) is not None]
+    if not dead:
+        return None
+    also = " and ".join(f"`ffn.{n}` {getattr(e.ffn, n):g}" for n in dead)
+    message = f"`ffn.d_ff` {e.ffn.d_ff} is the width as it stands, so that {also} would do nothing"
+    return message, "set " + " ".join(f"ffn.{n}=null" for n in dead) + ", or ffn.d_ff=null"
+
+
+# ---------------------------------------------------------------- data
+
+
+def _text_files(e: Experiment) -> Wrong | None:
+    if not isinstance(e.data, TextFiles) or e.data.files:
+        return None
+    return "`data=text` needs `data.files`, which is empty", "write data=text data.files=[book.txt,notes/*.txt]"
+
+
+def _text_field(e: Experiment) -> Wrong | None:
+    d = e.data
+    if not isinstance(d, TextFiles) or not d.files or d.field == "text":
+        return None
+    if any(PurePath(f).suffix != ".txt" for f in d.files):
+        return None
+    return f"`data.field` is {d.field}, but .txt files have no fields ({listed(d.files, 3)})", "leave data.field out"
+
+
+def _splits(e: Experiment) -> Wrong | None:
+    d = e.data
+    if not isinstance(d, SplitSpec) or d.val_frac + d.test_frac < 1:
+        return None
+    message = f"`data.val_frac` {d.val_frac:g} and `data.test_frac` {d.test_frac:g} leave nothing to train on"
+    return message, "let them add to less than 1, for example 0.05 each"
+
+
+def _hub_repo(e: Experiment) -> Wrong | None:
+    if not isinstance(e.data, HubDataset) or e.data.repo is not None:
+        return None
+    return (
+        "`data=hf` needs `data.repo`, which is null",
+        "write data=hf data.repo=roneneldan/TinyStories, or data=tinystories",
+    )
+
+
+def _tokenizer_path(e: Experiment) -> Wrong | None:
+    if not isinstance(e.tokenizer, HubTokenizer) or e.tokenizer.path is not None:
+        return None
+    hint = "write tokenizer=hf tokenizer.path=FOLDER_OR_NAME, or tokenizer=gpt2"
+    return "`tokenizer=hf` needs `tokenizer.path`, which is null", hint
+
+
+# ---------------------------------------------------------------- training
+
+
+def _betas(e: Experiment) -> Wrong | None:
+    betas = getattr(e.optim, "betas", None)
+    if betas is None or len(betas) == 2:
+        return None
+    return f"`optim.betas` has {len(betas)} numbers; it takes two", "write optim.betas=[0.9,0.95]"
+
+
+def _batch_rows(e: Experiment) -> Wrong | None:
+    tokens, length = e.train.batch_tokens, e.model.seq_len
+    if tokens % length == 0:
+        return None
+    below = tokens // length * length
+    fits = f"{below} or {below + length}" if below else f"{length}"
+    message = f"`train.batch_tokens` is {tokens}, which is not a multiple of `model.seq_len` {length}"
+    return message, f"use {fits}, or another length of a row (model.seq_len)"
+
+
+def _micro_batch(e: Experiment) -> Wrong | None:
+    micro, rows = e.train.micro_batch, e.train.batch_tokens // e.model.seq_len
+    if not isinstance(micro, int) or rows < 1 or micro <= rows:
+        return None
+    message = f"`train.micro_batch` is {micro}, but a step has {rows} rows (batch_tokens {e.train.batch_tokens} / seq_len {e.model.seq_len})"
+    return message, f"use at most {rows}, or a larger train.batch_tokens"
+
+
+def _eval_tokens(e: Experiment) -> Wrong | None:
+    tokens, length = e.train.eval_tokens, e.model.seq_len
+    if tokens is None or tokens >= length:
+        return None
+    return (
+        f"`train.eval_tokens` is {tokens}, less than one row of `model.seq_len` {length}",
+        f"use at least {length}, or null",
+    )
+
+
+def _warmup(e: Experiment) -> Wrong | None:
+    warmup, total = e.schedule.warmup_steps, steps(e)
+    if warmup is None or total is None or warmup < total:
+        return None
+    message = f"`schedule.warmup_steps` is {warmup}, and the run has {total} steps: nothing is left after the warm-up"
+    return message, f"use fewer than {total}, or train.max_steps={10 * warmup}"
+
+
+def _decay(e: Experiment) -> Wrong | None:
+    s, total = e.schedule, steps(e)
+    if not isinstance(s, WSD) or total is None or s.warmup_steps is None or s.warmup_steps >= total:
+        return None
+    decay = round(s.decay_frac * total)
+    if s.warmup_steps + decay <= total:
+        return None
+    message = f"`schedule.warmup_steps` {s.warmup_steps} and a decay of {decay} steps (`schedule.decay_frac` {s.decay_frac:g}) are more than the run's {total}"
+    return message, f"use at most {total - decay} warm-up steps, or a smaller decay_frac"
+
+
+def _has_dropout(e: Experiment) -> bool:
+    """Whether anything draws from seed.dropout. A part from a plug-in may, whatever its fields are called."""
+    parts = [getattr(e, f.name) for f in dataclasses.fields(e) if isinstance(getattr(e, f.name), Spec)]
+    own = any(not type(p).__module__.startswith("lmlab.") for p in parts)
+    return own or any(getattr(p, "dropout", 0) > 0 for p in parts)
+
+
+def _seed_dropout(e: Experiment) -> Wrong | None:
+    if e.seed.dropout is None or _has_dropout(e):
+        return None
+    hint = "leave it out, or set model.dropout or attn.dropout"
+    return f"`seed.dropout` is {e.seed.dropout}, but all dropout is 0: it would do nothing", hint
+
+
+def _seed_all(e: Experiment) -> Wrong | None:
+    s = e.seed
+    used = [s.init, s.data] + ([s.dropout] if _has_dropout(e) else [])
+    if s.all == 0 or any(value is None for value in used):
+        return None
+    return (
+        f"`seed.all` is {s.all}, but every seed is set by itself: it would do nothing",
+        "leave seed= out, or one of the others",
+    )
+
+
+# ---------------------------------------------------------------- the invocation
+
+
+def _device(e: Experiment) -> Wrong | None:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", e.device):
+        return None
+    number = f"did you mean device=cuda:{e.device}?" if e.device.isdigit() else "use one of auto, cpu, cuda, cuda:0"
+    return f"`device` is {e.device}; it takes auto, cpu, cuda or cuda:N", number
+
+
+def _name(e: Experiment) -> Wrong | None:
+    if e.name is None or re.fullmatch(r"[^\W_][^/\\\x00-\x1f]{0,79}", e.name):
+        return None
+    hint = "begin with a letter or digit; no slash; up to 80 characters (the folder for all runs is paths.runs)"
+    return f"`name` is {e.name}, which can't name a directory", hint
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("heads-split-width", "d_model is cut into n_heads equal heads", _heads_split_width, "model.n_heads=3"),
+    Rule(
+        "kv-heads-split-heads",
+        "each kv head serves equally many query heads",
+        _kv_heads_split_heads,
+        "attn=gqa attn.n_kv_heads=3",
+    ),
+    Rule("rotary-width", "rotary channels turn in pairs", _rotary_width, "pos=rope attn.head_dim=33"),
+    Rule(
+        "sinusoidal-width",
+        "a sine and a cosine per pair of channels",
+        _sinusoidal_width,
+        "pos=sinusoidal model.d_model=255 model.n_heads=5",
+    ),
+    Rule("learned-table", "a learned table needs a row per position", _learned_table, "pos=learned pos.max_len=100"),
+    Rule("window", "a window longer than a row does nothing", _window, "attn.window=1000"),
+    Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", _ffn_width, "ffn.d_ff=512 ffn.mult=2"),
+    Rule("text-files", "data=text needs files", _text_files, "data=text"),
+    Rule("text-field", ".txt files have no fields", _text_field, "data=text data.files=[a.txt] data.field=body"),
+    Rule(
+        "splits",
+        "something must be left to train on",
+        _splits,
+        "data=hf data.repo=a/b data.val_frac=0.5 data.test_frac=0.5",
+    ),
+    Rule("hub-repo", "data=hf needs a repository", _hub_repo, "data=hf"),
+    Rule("tokenizer-path", "tokenizer=hf needs a path", _tokenizer_path, "tokenizer=hf"),
+    Rule("betas", "Adam has two betas", _betas, "optim.betas=[0.9]"),
+    Rule("batch-rows", "a step is whole rows", _batch_rows, "train.batch_tokens=1000"),
+    Rule("micro-batch", "a micro-batch is part of a step", _micro_batch, "train.micro_batch=64"),
+    Rule("eval-tokens", "an evaluation is at least one row", _eval_tokens, "train.eval_tokens=100"),
+    Rule("warmup", "the warm-up ends before the run", _warmup, "schedule.warmup_steps=300"),
+    Rule(
+        "decay",
+        "warm-up and decay fit into the run",
+        _decay,
+        "schedule=wsd schedule.warmup_steps=90 schedule.decay_frac=0.2 train.max_steps=100",
+    ),
+    Rule("seed-dropout", "a seed of dropout needs dropout", _seed_dropout, "seed.dropout=1"),
+    Rule("seed-all", "seed.all fills the seeds that are not set", _seed_all, "seed=1 seed.init=2 seed.data=3"),
+    Rule("device", "auto, cpu, cuda or cuda:N", _device, "device=gpu"),
+    Rule("name", "the name becomes a directory", _name, "name=a/b"),
+)

@@ -1,0 +1,243 @@
+"""An experiment as a plain dict and back, its hash, its name, and the hash of the code that runs it.
+
+What was asked for is hashed (`micro_batch=auto` stays auto, null stays null). A field that came later (`since`) is left
+out while it is at its default, so that old hashes hold; fields with `identity=False` are never in.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lmlab.config.catalogue import default_experiment, defaults, entries
+from lmlab.config.fields import Field, fields, problem
+from lmlab.config.tree import Experiment
+from lmlab.errors import ConfigError, listed
+from lmlab.registry import Spec, lookup
+
+VERSION = 1
+CODE = ("model", "kernels", "train", "data")
+SLUG_CHARS = 60
+
+# ---------------------------------------------------------------- dict and back
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """Everything, as plain values under short names: {"version": 1, "norm": {"name": "rmsnorm", "eps": 1e-6}, …}."""
+    return {"version": VERSION, **_plain(experiment)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return {"name": value.name, **{n: _plain(getattr(value, n)) for n in fields(type(value))}}
+    if dataclasses.is_dataclass(value):
+        return {n: _plain(getattr(value, n)) for n in fields(type(value))}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
+def from_dict(config: Mapping[str, Any]) -> Experiment:
+    """The experiment `to_dict` wrote. Parts are found through OPTIONS: import their plug-ins first.
+
+    Raises ConfigError for a newer version, and for parts, fields or values that this lmlab does not know.
+    """
+    version = config.get("version")
+    if not isinstance(version, int):
+        raise ConfigError("the configuration has no `version`", "it was not written by lmlab, or it is damaged")
+    if version > VERSION:
+        raise ConfigError(f"the configuration has version {version}; this lmlab reads up to {VERSION}", "update lmlab")
+    body = {k: v for k, v in config.items() if k != "version"}
+    return _node(Experiment, body, "")
+
+
+def _node(cls: type, body: Mapping[str, Any], prefix: str) -> Any:
+    known = fields(cls)
+    if unknown := [k for k in body if k not in known and not (issubclass(cls, Spec) and k == "name")]:
+        keys = listed(f"`{prefix}{k}`" for k in unknown)
+        raise ConfigError(
+            f"the configuration has {keys}, which this lmlab does not know", "it was written by a newer lmlab"
+        )
+    missing = [n for n, f in known.items() if n not in body and f.default is dataclasses.MISSING]
+    if missing:
+        raise ConfigError(
+            f"the configuration has no {listed(f'`{prefix}{n}`' for n in missing)}", "the file is damaged"
+        )
+    return cls(**{n: _value(known[n], v, f"{prefix}{n}") for n, v in body.items() if n in known})
+
+
+def _value(field: Field, value: Any, key: str) -> Any:
+    if field.node is not None:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"`{key}` of the configuration is {value}, not a section", "the file is damaged")
+        if issubclass(field.node, Spec):
+            return _node(_spec(key.rpartition(".")[2], value), value, f"{key}.")
+        return _node(field.node, value, f"{key}.")
+    if float in field.types and isinstance(value, int) and not isinstance(value, bool) and int not in field.types:
+        value = float(value)
+    if float in field.types and isinstance(value, list):
+        value = [float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value]
+    if wrong := problem(value, field):
+        raise ConfigError(f"`{key}` of the configuration {wrong}", "the file is damaged, or made by another lmlab")
+    return list(value) if isinstance(value, list) else value
+
+
+def _spec(group: str, value: Mapping[str, Any]) -> type[Spec]:
+    try:
+        return lookup(group, str(value.get("name")))
+    except ConfigError as error:
+        raise ConfigError(error.message, "if it is a plug-in of yours, import it: plugins=[FILE.py]") from None
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def config_hash(experiment: Experiment) -> str:
+    """8 hex digits of what identifies the experiment: known before any data is read."""
+    text = json.dumps({"version": VERSION, **_identity(experiment)}, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _identity(node: Any) -> dict[str, Any]:
+    """`to_dict` without what does not identify a run."""
+    kept: dict[str, Any] = {"name": node.name} if isinstance(node, Spec) else {}
+    for name, field in fields(type(node)).items():
+        value = getattr(node, name)
+        if not field.identity or (field.since > 1 and value == field.default):
+            continue
+        kept[name] = _identity(value) if dataclasses.is_dataclass(value) else value
+    return kept
+
+
+def code_hash(plugin_sources: Mapping[str, str]) -> str:
+    """16 hex digits of the code that trains: lmlab's model, kernels, train and data, and the plug-ins given.
+
+    Of the syntax, so that comments, docstrings and layout change nothing. Give only plug-ins in use
+    (`Loaded.used_plugins()`).
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, text in [*_sources(), *sorted(plugin_sources.items())]:
+        digest.update(f"{name}:{_syntax_digest(text)}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    package = Path(__file__).resolve().parents[1]
+    for folder in CODE:
+        for path in sorted((package / folder).rglob("*.py")):
+            yield path.relative_to(package).as_posix(), path.read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=256)
+def _syntax_digest(source: str) -> str:
+    return hashlib.blake2b("\0".join(_syntax(ast.parse(source))).encode(), digest_size=8).hexdigest()
+
+
+def _syntax(node: Any) -> Iterator[str]:
+    """The tree as text, without docstrings; empty fields are left out, which Python's versions differ in."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(value, list) and _is_docstring(node, value):
+                value = value[1:]
+            if value not in (None, []):
+                yield name
+                yield from _syntax(value)
+        yield ")"
+    elif isinstance(node, list):
+        for item in node:
+            yield from _syntax(item)
+    else:
+        yield repr(node)
+
+
+def _is_docstring(node: ast.AST, body: list[Any]) -> bool:
+    owner = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    first = body[0] if body else None
+    return (
+        owner
+        and isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+
+
+# ---------------------------------------------------------------- what differs, in words
+
+
+def differs(experiment: Experiment, base: Experiment | None = None) -> dict[str, tuple[Any, Any]]:
+    """What identifies this experiment and is not so in `base` (None = the default composition), by dotted key, as
+    (base's, this one's): {"attn": ("mha", "gqa"), "attn.n_kv_heads": (None, 2)}."""
+    default, found = base or default_experiment(), {}
+    for name, field in fields(Experiment).items():
+        mine, other = getattr(experiment, name), getattr(default, name)
+        if not field.identity:
+            continue
+        if isinstance(mine, Spec) and type(mine) is not type(other):
+            found[name] = (other.name, mine.name)
+            other = type(mine)()
+        found |= _changed(mine, other, name)
+    return found
+
+
+def _changed(mine: Any, other: Any, key: str) -> dict[str, tuple[Any, Any]]:
+    """Identity fields that differ between two nodes of one type, by dotted key."""
+    if not dataclasses.is_dataclass(mine):
+        return {key: (other, mine)} if mine != other else {}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, field in fields(type(mine)).items():
+        if field.identity:
+            found |= _changed(getattr(mine, name), getattr(other, name), f"{key}.{name}")
+    return found
+
+
+def slug(experiment: Experiment) -> str:
+    """What differs from the default, safe in a file name: `gqa-nano-lr0.001`; `default` when nothing does."""
+    words: list[str] = []
+    for name, field in fields(Experiment).items():
+        mine = getattr(experiment, name)
+        if isinstance(mine, Spec):
+            words += _part_words(name, mine)
+        elif field.identity:
+            default = field.node() if field.node else field.default
+            words += [_word(k, v[1]) for k, v in _changed(mine, default, name).items()]
+    text = "-".join(words)
+    if len(text) > SLUG_CHARS:
+        text = text[: SLUG_CHARS - 1].rpartition("-")[0] or text[:SLUG_CHARS]
+    return text or "default"
+
+
+def _part_words(group: str, part: Spec) -> list[str]:
+    """The label of the catalogue entry nearest to `part`, unless it is the default one, and what differs from it."""
+    default = defaults()[group]
+    near = [(len(c), e.label != default, e.label != part.name, e.label, c) for e, c in _candidates(group, part)]
+    if not near:
+        return [part.name, *(_word(k, v[1]) for k, v in _changed(part, type(part)(), group).items())]
+    *_, label, changed = min(near, key=lambda row: row[:4])
+    return ([] if label == default else [_safe(label)]) + [_word(k, v[1]) for k, v in changed.items()]
+
+
+def _candidates(group: str, part: Spec) -> Iterator[tuple[Any, dict[str, tuple[Any, Any]]]]:
+    for entry in entries(group).values():
+        if entry.spec is type(part):
+            yield entry, _changed(part, entry.make(), group)
+
+
+def _word(key: str, value: Any) -> str:
+    leaf = "seed" if key == "seed.all" else key.replace("seed.", "seed_").rpartition(".")[2]
+    if isinstance(value, bool):
+        return leaf if value else f"no_{leaf}"
+    if isinstance(value, list):
+        return _safe(leaf + "+".join(f"{v:g}" if isinstance(v, float) else str(v) for v in value))
+    return _safe(
+        f"{leaf}{value:g}" if isinstance(value, float) else f"{leaf}{'_' if isinstance(value, str) else ''}{value}"
+    )
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+]+", "_", text).strip("_.") or "x"

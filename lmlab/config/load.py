@@ -1,0 +1,151 @@
+"""Overrides → one checked experiment: Hydra composes, plain dataclasses come out, every error is told at once.
+
+loaded = load(["norm=rmsnorm", "attn=gqa", "model.n_layers=2"])
+loaded.experiment.attn.n_kv_heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmlab import compat
+from lmlab.config import catalogue, parse
+from lmlab.config.fields import fields, problem, walk
+from lmlab.config.parse import Override
+from lmlab.config.tree import GROUPS, Experiment
+from lmlab.errors import ConfigError, LmlabError, raise_all
+from lmlab.registry import OPTIONS
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An experiment and how it was asked for. `choices` are labels by group: {"model": "tiny", "preset": "llama", …}."""
+
+    experiment: Experiment
+    overrides: list[str]
+    choices: dict[str, str]
+    plugin_sources: dict[str, str] = field(default_factory=dict)
+
+    def used_plugins(self) -> dict[str, str]:
+        """The plug-ins whose classes are in the experiment: these, and no others, enter its identity."""
+        modules = {type(getattr(self.experiment, group)).__module__ for group in GROUPS}
+        return {name: text for name, text in self.plugin_sources.items() if Path(name).stem in modules}
+
+
+def load(overrides: Sequence[str], *, config_dir: str | None = None) -> Loaded:
+    """Compose and check. Raises ConfigError, or Errors with all of them."""
+    words, errors = parse.read(overrides)
+    sources, plugin_errors = _plugins(words, errors)
+    user = catalogue.user_conf(config_dir)
+    raise_all(catalogue.clashes(user) if user else [])
+    composer = Composer(user)
+    problems: list[LmlabError] = [*errors, *plugin_errors]
+    if not problems:
+        try:
+            experiment, choices = composer.compose(words)
+        except Exception as error:
+            problems = _explain(words, composer, error)
+        else:
+            problems = [*value_errors(experiment, words)]
+            problems = _explain(words, composer) if problems else [*compat.check(experiment)]
+    else:
+        problems += [e for e in _explain(words, composer) if not plugin_errors or not _about_part(e)]
+    raise_all(problems)
+    return Loaded(experiment, list(overrides), choices, sources)
+
+
+def _plugins(words: list[Override], errors: list[ConfigError]) -> tuple[dict[str, str], list[ConfigError]]:
+    try:
+        return parse.import_plugins(parse.plugin_paths(words))
+    except ConfigError as error:
+        return {}, [error]
+
+
+def _about_part(error: LmlabError) -> bool:
+    """An unknown option is no news when the plug-in that defines it could not be imported."""
+    return "is not known; choices" in error.message
+
+
+def _explain(words: list[Override], composer: Composer, error: Exception | None = None) -> list[LmlabError]:
+    from lmlab.config.explain import explain
+
+    return explain(words, composer, error)
+
+
+class Composer:
+    """Hydra with lmlab's catalogue and the user's own folder. Composes as often as it is asked."""
+
+    def __init__(self, user: Path | None = None) -> None:
+        self.user = user
+        register()
+
+    def compose(self, overrides: Sequence[Override]) -> tuple[Experiment, dict[str, str]]:
+        """The experiment and the label of each choice. Raises whatever Hydra and OmegaConf raise."""
+        from omegaconf import OmegaConf
+
+        config = self.tree(overrides)
+        labels = config.hydra.runtime.choices
+        choices = {group: str(labels[group]) for group in (*GROUPS, catalogue.PRESET) if labels.get(group)}
+        del config["hydra"]
+        experiment = OmegaConf.to_object(config)
+        assert isinstance(experiment, Experiment)
+        return experiment, choices
+
+    def tree(self, overrides: Sequence[Override]) -> Any:
+        """The composed OmegaConf tree, with the node `hydra`."""
+        from hydra import compose, initialize_config_dir
+        from omegaconf import OmegaConf
+
+        words = [str(o) for o in overrides]
+        if self.user is not None:
+            words.append(f"hydra.searchpath=['file://{self.user}']")
+        with initialize_config_dir(str(catalogue.conf_dir()), job_name="lmlab", version_base="1.3"):
+            config = compose("config", overrides=words, return_hydra_config=True)
+        OmegaConf.set_struct(config, False)
+        OmegaConf.set_readonly(config, False)
+        return config
+
+
+_registered: set[type] = set()
+
+
+def register() -> None:
+    """Copy OPTIONS into Hydra's store: `spec/<group>`, and `<group>` too for parts without a YAML file (plug-ins)."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    if Experiment not in _registered:
+        store.store(group="spec", name="experiment", node=Experiment)
+        _registered.add(Experiment)
+    for group, options in OPTIONS.items():
+        for name, spec in options.items():
+            if spec in _registered:
+                continue
+            store.store(group=f"spec/{group}", name=name, node=spec)
+            if not spec.__module__.startswith("lmlab."):
+                store.store(group=group, name=name, node=spec)
+            _registered.add(spec)
+
+
+def value_errors(experiment: Experiment, overrides: Sequence[Override] = ()) -> list[ConfigError]:
+    """Every value that its field does not take, by key, wherever it came from."""
+    errors = {k: _value_error(k, p) for k, v, f in walk(experiment) if (p := problem(v, f))}
+    for override in overrides:
+        found = None if override.is_choice else _field(experiment, override.key)
+        if found and bool in found.types and (p := problem(override.element(), found)):
+            errors[override.key] = _value_error(override.key, p)
+    return list(errors.values())
+
+
+def _field(node: Any, key: str) -> Any:
+    *path, leaf = key.split(".")
+    for name in path:
+        node = getattr(node, name)
+    return fields(type(node)).get(leaf)
+
+
+def _value_error(key: str, text: str) -> ConfigError:
+    return ConfigError(f"`{key}` {text}", f"`lmlab options {key.partition('.')[0]}` shows what it takes")

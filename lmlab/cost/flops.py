@@ -1,0 +1,35 @@
+"""Training FLOPs per token of a composed model, counted from its parameters.
+
+    6 · N_matmul + 6 · L · H · C · T      (Kaplan et al. 2020, arXiv 2001.08361, with the causal half of attention)
+
+N_matmul: parameters that multiply activations. The head always counts (a tied embedding once, as the head); looking up an
+embedding or a position costs nothing. A window replaces T/2 by the mean number of keys a query attends to.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from lmlab.model.spec import Arch
+
+LOOKUPS = ("embed.weight", "pos.weight")
+
+
+def matmul_parameters(model: nn.Module, *, tied: bool) -> int:
+    """Parameters in matrix products; `tied`: the embedding is also the head."""
+    free = LOOKUPS[1:] if tied else LOOKUPS
+    return sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and name not in free)
+
+
+def mean_context(seq_len: int, window: int | None) -> float:
+    """Keys attended per query, minus one half: T/2 without a window."""
+    w = min(window or seq_len, seq_len)
+    return (w * (w + 1) / 2 + (seq_len - w) * w) / seq_len - 0.5
+
+
+def flops_per_token(model: nn.Module, arch: Arch) -> float:
+    """Forward and backward FLOPs of one training token at `model.seq_len`."""
+    m = arch.model
+    context = mean_context(m.seq_len, getattr(arch.attn, "window", None))
+    attention = 12 * m.n_layers * m.n_heads * arch.head_dim() * context
+    return 6 * matmul_parameters(model, tied=m.tie_embeddings) + attention

@@ -1,0 +1,248 @@
+"""From a corpus and a tokenizer to token files in the cache: done once, found by content afterwards.
+
+    <cache>/data/<key>/{train,val,test}.bin, info.json, tokenizer/        key = hash of corpus, split and tokenizer
+    <cache>/tokenizers/<key>/{tokenizer.json,lmlab.json}
+
+A folder is made beside its name and renamed when it is whole, under a lock that ends with its process: of two that
+start together the second waits and finds the result; what a killed one left is removed by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmlab.data.corpora import SPLITS, Corpus
+from lmlab.data.spec import DataSpec
+from lmlab.data.tokenizer import Tokenizer, check_lossless
+from lmlab.data.tokens import TokenFile, TokenWriter, damaged, writing
+from lmlab.errors import DataError
+from lmlab.registry import Spec, make
+
+FORMAT = 1
+BATCH_CHARS = 1 << 22
+NOT_CONTENT = frozenset({"packing", "streaming", "files"})  # of a data spec; files count by their content
+Progress = Callable[[str, "float | None"], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A corpus as ids. `fingerprint` is of the ids and the tokenizer: the same everywhere. `info` is for a manifest."""
+
+    tokenizer: Tokenizer
+    train: TokenFile
+    val: TokenFile
+    test: TokenFile
+    fingerprint: str
+    tokenizer_hash: str
+    info: dict[str, Any]
+
+
+def cache_dir(paths_cache: str | None = None) -> Path:
+    """`paths.cache`, else $LMLAB_CACHE, else ~/.cache/lmlab."""
+    chosen = paths_cache or os.environ.get("LMLAB_CACHE") or "~/.cache/lmlab"
+    return Path(chosen).expanduser().absolute()
+
+
+def prepare(
+    data: DataSpec, tokenizer: Spec, cache: Path, *, progress: Progress | None = None, force: bool = False
+) -> Prepared:
+    """The token files of `data` under `tokenizer`, from the cache or made now.
+
+    progress(what, share done or None) is called now and then. force: make it again, whatever the cache holds.
+    Raises DataError: no such data, damaged cache, disk full, an empty split.
+    """
+    say = progress or (lambda what, share: None)
+    corpus: Corpus = make(data)
+    corpus_key = digest(FORMAT, data.name, corpus.fingerprint(), _content_fields(data))
+    key = digest(corpus_key, tokenizer.name, tokenizer_key(tokenizer))
+    folder = cache / "data" / key
+    if folder.is_dir() and not force:
+        with contextlib.suppress(DataError):  # it may just be replaced by `--force`: looked at again under the lock
+            return open_prepared(folder)
+    with locked(folder, say):
+        if force or not folder.is_dir():
+            trained = _tokenizer(tokenizer, corpus, cache / "tokenizers" / digest(key), say, force)
+            with building(folder) as beside:
+                _write(corpus, data, trained, beside, say)
+        return open_prepared(folder)
+
+
+def digest(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def tokenizer_key(spec: Spec) -> Any:
+    """What decides a tokenizer besides the corpus: its fields; of a local tokenizer.json the content, not the place."""
+    if spec.name != "hf":
+        return dataclasses.asdict(spec)
+    from lmlab.data import hub
+
+    return hub.tokenizer_key(getattr(spec, "path", None), getattr(spec, "revision", None))
+
+
+def _content_fields(data: DataSpec) -> dict[str, Any]:
+    return {k: v for k, v in dataclasses.asdict(data).items() if k not in NOT_CONTENT}
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """What `prepare` left in `folder`, checked. Raises DataError naming the damaged file and the remedy."""
+    try:
+        info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise damaged(folder / "info.json", str(e)) from e
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    files = {split: TokenFile.open(folder / f"{split}.bin") for split in SPLITS}
+    fingerprint = _fingerprint(files, tokenizer)
+    if fingerprint != info.get("fingerprint"):
+        raise damaged(folder / "info.json", "token files and tokenizer are not the ones it describes")
+    return Prepared(tokenizer, **files, fingerprint=fingerprint, tokenizer_hash=tokenizer.hash, info=info)
+
+
+def _fingerprint(files: dict[str, TokenFile], tokenizer: Tokenizer) -> str:
+    return digest([files[split].content_hash for split in SPLITS], tokenizer.hash)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, say: Progress) -> Iterator[None]:
+    """The lock of `folder`, held by one process; the operating system drops it when that ends, however it ends."""
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f".{folder.name}.lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that prepares the same data", None)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder` that takes its name when the block ends normally. Call it under the lock."""
+    for leftover in folder.parent.glob(f".{folder.name}.tmp*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    beside, old = (folder.with_name(f".{folder.name}.tmp-{what}") for what in ("new", "old"))
+    try:
+        with writing(folder):
+            beside.mkdir()
+        yield beside
+        with writing(folder):
+            if folder.exists():
+                folder.rename(old)
+            beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _tokenizer(spec: Spec, corpus: Corpus, folder: Path, say: Progress, force: bool) -> Tokenizer:
+    if folder.is_dir() and not force:
+        with contextlib.suppress(DataError):  # a damaged one is made again
+            return Tokenizer.load(folder)
+    say(f"tokenizer {spec.name}", None)
+    found: Tokenizer = make(spec, (text for split, text in corpus.documents() if split == "train"))
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with building(folder) as beside, writing(folder):
+        found.save(beside)
+    return found
+
+
+def _write(corpus: Corpus, data: DataSpec, tokenizer: Tokenizer, folder: Path, say: Progress) -> None:
+    """Token files, tokenizer and info.json into `folder`."""
+    header: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "eot": tokenizer.eot,
+        "tokenizer_hash": tokenizer.hash,
+    }
+    limit: int | None = getattr(data, "max_tokens", None)
+    with contextlib.ExitStack() as stack:
+        writers = {s: stack.enter_context(TokenWriter(folder / f"{s}.bin", **header)) for s in SPLITS}
+        n_seen = _fill(writers, corpus, tokenizer, limit, say)
+        for split, writer in writers.items():
+            if writer.n_tokens < 2:
+                raise _empty(split, data, n_seen)
+    files = {split: TokenFile.open(folder / f"{split}.bin") for split in SPLITS}
+    with writing(folder):
+        tokenizer.save(folder / "tokenizer")
+        (folder / "info.json").write_text(json.dumps(_info(corpus, tokenizer, files), indent=1), encoding="utf-8")
+
+
+def _fill(
+    writers: dict[str, TokenWriter], corpus: Corpus, tokenizer: Tokenizer, limit: int | None, say: Progress
+) -> int:
+    """All documents into their writers, or until train has exactly `limit` tokens; how many were read."""
+    total, done, n_seen = corpus.n_bytes(), 0, 0
+    for split, text, ids in _encoded(corpus.documents(), tokenizer):
+        writer, n_bytes = writers[split], len(text.encode())
+        if tokenizer.kind == "hf" and tokenizer.lossless:
+            check_lossless(tokenizer, text, ids, decode=n_seen < 100 or n_seen % 100 == 0)
+        if limit and split == "train" and len(ids) > limit - writer.n_tokens - 1:
+            ids = ids[: limit - writer.n_tokens - 1]
+            n_bytes = int(tokenizer.token_bytes[ids].sum())
+        writer.add(np.asarray(ids, dtype=np.int64), n_bytes)
+        done, n_seen = done + n_bytes, n_seen + 1
+        say("tokens", min(1.0, done / total) if total else None)
+        if limit and writers["train"].n_tokens >= limit:
+            break
+    return n_seen
+
+
+def _encoded(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, str, list[int]]]:
+    """(split, text, ids), encoded some megabytes at a time so that all threads have work."""
+
+    def flush() -> Iterator[tuple[str, str, list[int]]]:
+        ids = tokenizer.encode_batch([text for _, text in held])
+        yield from ((split, text, i) for (split, text), i in zip(held, ids, strict=True))
+        held.clear()
+
+    held: list[tuple[str, str]] = []
+    n_chars = 0
+    for split, text in documents:
+        held.append((split, text))
+        n_chars += len(text)
+        if n_chars >= BATCH_CHARS:
+            yield from flush()
+            n_chars = 0
+    yield from flush()
+
+
+def _info(corpus: Corpus, tokenizer: Tokenizer, files: dict[str, TokenFile]) -> dict[str, Any]:
+    splits = {
+        split: {
+            "documents": file.n_docs,
+            "bytes": file.raw_bytes,
+            "tokens": file.n_tokens,
+            "bytes_per_token": round(file.raw_bytes / file.n_tokens, 4),
+        }
+        for split, file in files.items()
+    }
+    about = {"name": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash}
+    about.update(lossless=tokenizer.lossless, lossy_why=tokenizer.lossy_why)
+    return {**corpus.info(), "tokenizer": about, "splits": splits, "fingerprint": _fingerprint(files, tokenizer)}
+
+
+def _empty(split: str, data: DataSpec, n_seen: int) -> DataError:
+    documents = f"{n_seen} document" + ("" if n_seen == 1 else "s")
+    shares = {k: getattr(data, k) for k in ("val_frac", "test_frac") if hasattr(data, k)}
+    said = "".join(f", `data.{k}` {v}" for k, v in shares.items())
+    if getattr(data, "max_tokens", None):
+        said += f", `data.max_tokens` {data.max_tokens}"  # type: ignore[attr-defined]
+    return DataError(
+        f"the split `{split}` of `data={data.name}` would be empty: {documents}{said}",
+        f"bring more text or more documents, or raise data.{split}_frac" if split != "train" else "bring more text",
+    )

@@ -1,0 +1,65 @@
+"""Loss on a fixed set of tokens: token-weighted, the same figure for every batch size.
+
+nats/token = Σ nats / Σ targets; bits/byte = Σ nats / (ln 2 · Σ raw bytes of the targets); specials stand for 0 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from lmlab.data.batches import Batch
+from lmlab.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Sums over targets; add two of them to join two sets."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: LossSum) -> LossSum:
+        return LossSum(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / (math.log(2) * self.bytes) if self.bytes else math.nan
+
+
+@torch.no_grad()
+def evaluate(model: Transformer, batches: Iterable[Batch], token_bytes: torch.Tensor) -> list[LossSum]:
+    """One LossSum per batch, in order, with the model in eval mode (and put back as it was).
+
+    token_bytes: (V,) raw bytes each id stands for. Add the list up for the whole set, or its front for a part of it.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    sums: list[tuple[torch.Tensor, int, int]] = []
+    for batch in batches:
+        counted = batch.weights_BT > 0
+        n_bytes = int(token_bytes[batch.targets_BT][counted].sum())
+        b = batch.to(device)
+        out = model(
+            b.tokens_BT, b.positions_BT, documents_BT=b.documents_BT, targets_BT=b.targets_BT, weights_BT=b.weights_BT
+        )
+        sums.append((out.loss, int(counted.sum()), n_bytes))
+    model.train(was_training)
+    return [LossSum(float(nats), tokens, n_bytes) for nats, tokens, n_bytes in sums]
+
+
+def total(sums: Iterable[LossSum]) -> LossSum:
+    return sum(sums, LossSum())

@@ -1,0 +1,80 @@
+"""Cross-entropy of a linear head, from hidden states to a weighted sum of nats: plain, and in chunks of rows.
+
+The chunked form makes the gradients while a chunk's logits live, so that neither the logits of the whole batch nor
+their gradient ever stand in memory, and backward only multiplies by the incoming scalar.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lmlab.kernels.ops import wide
+
+CHUNK_ROWS = 1024
+
+
+def linear_cross_entropy(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+) -> Tensor:
+    """Σ weight · nats, with all logits in memory in at least fp32."""
+    logits_NV = F.linear(hidden_ND, head_VD).to(wide(hidden_ND.dtype)) * scale
+    return (F.cross_entropy(logits_NV, targets_N, reduction="none") * weights_N).sum()
+
+
+def chunked_linear_cross_entropy(
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+) -> Tensor:
+    """The same in chunks of rows; weights get no gradient."""
+    if torch.is_grad_enabled() and (hidden_ND.requires_grad or head_VD.requires_grad):
+        return _Chunked.apply(hidden_ND, head_VD, targets_N, weights_N, scale)
+    return _forward(hidden_ND, head_VD, targets_N, weights_N, scale, None, None)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, scale: float) -> Tensor:
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_head = torch.zeros_like(head, dtype=wide(head.dtype)) if ctx.needs_input_grad[1] else None
+        loss = _forward(hidden, head, targets, weights, scale, d_hidden, d_head)
+        ctx.save_for_backward(d_hidden, None if d_head is None else d_head.to(head.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
+        d_hidden, d_head = ctx.saved_tensors
+        scaled = (None if d is None else d * grad.to(d.dtype) for d in (d_hidden, d_head))
+        return (*scaled, None, None, None)
+
+
+def _forward(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    scale: float,
+    d_hidden_ND: Optional[Tensor],
+    d_head_VD: Optional[Tensor],
+) -> Tensor:
+    """The loss; fills d_hidden and adds into d_head where they are given."""
+    dtype = wide(hidden_ND.dtype)
+    loss = torch.zeros((), dtype=dtype, device=hidden_ND.device)
+    for start in range(0, hidden_ND.shape[0], CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        hidden, target, weight = hidden_ND[rows], targets_N[rows, None], weights_N[rows, None].to(dtype)
+        logits = F.linear(hidden, head_VD).to(dtype)
+        logp = torch.log_softmax(logits if scale == 1.0 else logits.mul_(scale), -1)
+        loss -= (logp.gather(-1, target) * weight).sum()
+        if d_hidden_ND is None and d_head_VD is None:
+            continue
+        d_logits = logp.exp_().mul_(weight * scale).scatter_add_(-1, target, -weight * scale).to(hidden.dtype)
+        if d_hidden_ND is not None:
+            torch.mm(d_logits, head_VD, out=d_hidden_ND[rows])
+        if d_head_VD is not None:
+            d_head_VD += d_logits.T @ hidden
+    return loss

@@ -1,0 +1,68 @@
+"""Ops: the frozen set of operations a model is built with. `resolve()` chooses them once; modules only call them.
+
+Layouts are the legend's (lmlab/model/dims.py): activations (B, T, D), heads (B, T, H, C). Every implementation has the
+same signature as the plain one beside it, and takes statistics in at least fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Attention(Protocol):
+    """softmax(scale·q·kᵀ + mask) · v per head, in (B, T, H, C); see lmlab/kernels/attention.py for the arguments."""
+
+    def __call__(
+        self,
+        q_BTHC: Tensor,
+        k_BSKC: Tensor,
+        v_BSKC: Tensor,
+        *,
+        mask: Optional[Tensor],
+        causal: bool,
+        scale: float,
+        dropout: float,
+    ) -> Tensor: ...
+
+
+class LinearCrossEntropy(Protocol):
+    """Σ weight · nats of `softmax(scale · hidden · headᵀ)` at the targets, a scalar in at least fp32."""
+
+    def __call__(
+        self, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Callables by role. `names` says which implementation stands behind each, for the run's manifest."""
+
+    embedding: Callable[[Tensor, Tensor], Tensor]  # (ids_BT, weight_VD) -> x_BTD
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # (x, weight, eps) -> normed
+    layer_norm: Callable[[Tensor, Tensor, Optional[Tensor], float], Tensor]  # (x, weight, bias, eps) -> normed
+    activations: Mapping[str, Callable[[Tensor], Tensor]]  # ffn name -> h(up)
+    gates: Mapping[str, Callable[[Tensor, Tensor], Tensor]]  # gated ffn name -> h(gate, up)
+    rope: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]]  # pairing -> rotate(x_BTHC, cos, sin)
+    attention: Mapping[str, Attention]  # backend -> attention
+    attention_default: Optional[str]  # the backend of attn.backend=auto; None = a rule of mask, length and device
+    fan: Callable[[Tensor, Sequence[Tensor], Optional[Sequence[Tensor]]], tuple[Tensor, ...]]  # x through many weights
+    linear_cross_entropy: LinearCrossEntropy
+    names: Mapping[str, str]
+    device: torch.device
+    dtype: torch.dtype
+    # Each (residual, branch, …as above, alpha) -> (sum, normed); None = add, then the norm.
+    add_rms_norm: Optional[Callable[..., tuple[Tensor, Tensor]]] = None
+    add_layer_norm: Optional[Callable[..., tuple[Tensor, Tensor]]] = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ops:
+        return self  # functions only: a copied model shares them
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics for values of `dtype`: at least fp32, so that float64 stays float64."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,43 @@
+"""Which implementation computes each operation on a device in a dtype: chosen once, before the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lmlab.kernels import activation, attention, linear, loss, norm, rope
+from lmlab.kernels import spec as specs
+from lmlab.kernels.ops import Ops
+
+REFERENCE: dict[str, Callable[..., Any]] = {
+    "embedding": linear.embedding,
+    "rms_norm": norm.rms_norm,
+    "layer_norm": norm.layer_norm,
+    "fan": linear.fan_apart,
+    "linear_cross_entropy": loss.linear_cross_entropy,
+}
+FUSED: dict[str, Callable[..., Any]] = {
+    "rms_norm": norm.fused_rms_norm,
+    "layer_norm": norm.fused_layer_norm,
+    "fan": linear.fan_packed,
+    "linear_cross_entropy": loss.chunked_linear_cross_entropy,
+}
+
+
+def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype) -> Ops:
+    """The operations of `kernels=...`: plain torch for `reference`, the fastest known for `auto`."""
+    plain = isinstance(kernels, specs.Reference)
+    chosen = REFERENCE if plain else REFERENCE | FUSED
+    return Ops(
+        **chosen,
+        activations=activation.ACTIVATIONS,
+        gates=activation.GATES,
+        rope={"half": rope.rotate_half, "interleaved": rope.rotate_interleaved},
+        attention={"dense": attention.dense, "sdpa": attention.sdpa},
+        attention_default="dense" if plain else None,
+        names={role: f.__name__ for role, f in chosen.items()},
+        device=torch.device(device),
+        dtype=dtype,
+    )

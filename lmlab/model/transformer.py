@@ -1,0 +1,173 @@
+"""The decoder: embedding, positions, L blocks, head. Knows roles, never variants; builds every part by its spec."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmlab.errors import LmlabError
+from lmlab.kernels.ops import Ops
+from lmlab.model.block import Parts
+from lmlab.model.dims import Dims
+from lmlab.model.init import draw_
+from lmlab.model.mask import CAUSAL, Mask, documents, padding
+from lmlab.model.spec import Arch
+from lmlab.registry import make
+
+
+class Output(NamedTuple):
+    """With targets: the loss (Σ weight · nats, 0-d, at least fp32). Without: the logits. stats: one entry per layer."""
+
+    logits_BTV: Optional[Tensor]
+    loss: Optional[Tensor]
+    stats: tuple[Any, ...]
+
+
+class Transformer(nn.Module):
+    """A decoder-only Transformer, made on the current torch device (meta for counts)."""
+
+    def __init__(self, arch: Arch, vocab_size: int, ops: Ops) -> None:
+        super().__init__()
+        model = arch.model
+        self.arch, self.ops, self.dropout, self.logit_scale = arch, ops, model.dropout, arch.logit_scale()
+        self.dims = dims = Dims(
+            d_model=model.d_model,
+            n_heads=model.n_heads,
+            head_dim=arch.head_dim(),
+            n_layers=model.n_layers,
+            vocab_size=vocab_size,
+            seq_len=model.seq_len,
+        )
+        self.embed = nn.Embedding(vocab_size, model.d_model)
+        self.pos = make(arch.pos, dims, ops, None)
+        self.blocks = nn.ModuleList(self._block(arch, dims, ops, layer) for layer in range(model.n_layers))
+        self.norm = make(arch.norm, dims, ops, None) if arch.block.final_norm() else None
+        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
+        self._attention_used: dict[str, None] = {}
+
+    @staticmethod
+    def _block(arch: Arch, dims: Dims, ops: Ops, layer: int) -> nn.Module:
+        parts = Parts(
+            norm=lambda: make(arch.norm, dims, ops, layer),
+            attn=lambda: make(arch.attn, dims, ops, layer),
+            ffn=lambda: make(arch.ffn, dims, ops, layer),
+            dropout=arch.model.dropout,
+        )
+        return make(arch.block, dims, ops, layer, parts=parts)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D): the head's own matrix, or the embedding's when tied."""
+        return self.embed.weight if self.head is None else self.head.weight
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        *,
+        documents_BT: Optional[Tensor] = None,
+        valid_BT: Optional[Tensor] = None,
+        cache: Any = None,
+        targets_BT: Optional[Tensor] = None,
+        weights_BT: Optional[Tensor] = None,
+    ) -> Output:
+        """Loss when targets are given, else logits. documents_BT: ids, attention stays inside one (positions then
+        start again at each). valid_BT: False = padding. weights_BT: of each target in the loss (None = 1)."""
+        if cache is not None:
+            raise LmlabError("this model keeps no cache", "call it with whole rows")
+        x_BTD = self.pos.embed(self.ops.embedding(tokens_BT, self.embed.weight), positions_BT)
+        if self.dropout and self.training:
+            x_BTD = F.dropout(x_BTD, self.dropout)
+        mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
+        mask = mask if valid_BT is None else mask & padding(valid_BT)
+        stats = []
+        for block, view in zip(self.blocks, self.views(mask, positions_BT, x_BTD.dtype), strict=True):
+            x_BTD, found = block(x_BTD, view, valid_BT)
+            stats.append(found)
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
+        if targets_BT is None:
+            logits_BTV = F.linear(x_BTD, self.head_weight)
+            return Output(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, None, tuple(stats))
+        return Output(None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats))
+
+    def views(self, mask: Mask, positions_BT: Tensor, dtype: torch.dtype) -> list[Any]:
+        """What each layer's attention is handed, prepared once per kind of layer."""
+        tables = self.pos.tables(positions_BT, positions_BT, None)
+        made: dict[Any, Any] = {}
+        views = []
+        for layer, block in enumerate(self.blocks):
+            kind = getattr(block.attn, "kind", layer)
+            if kind not in made:
+                made[kind] = block.attn.prepare(mask, tables, positions_BT, positions_BT, dtype)
+                self._attention_used[_describe(block.attn, made[kind])] = None
+            views.append(made[kind])
+        return views
+
+    def loss(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Optional[Tensor]) -> Tensor:
+        """Σ weight · nats of the targets."""
+        if weights_BT is None:
+            weights_BT = torch.ones_like(targets_BT, dtype=torch.float32)
+        return self.ops.linear_cross_entropy(
+            x_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten(), weights_BT.flatten(), self.logit_scale
+        )
+
+    def compile_blocks(self) -> None:
+        """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without
+        gradients, and one more per kind once other lengths arrive."""
+        kinds = len({getattr(block.attn, "kind", layer) for layer, block in enumerate(self.blocks)})
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
+        for block in self.blocks:
+            block.compile(fullgraph=True)
+
+    def paths(self) -> dict[str, str]:
+        """Which implementation each operation used, for the manifest; attention after a forward says why as well."""
+        used = self._attention_used or self._attention_expected()
+        return {**self.ops.names, "attention": "; ".join(used)}
+
+    def _attention_expected(self) -> dict[str, None]:
+        with torch.no_grad():
+            positions = torch.arange(self.dims.seq_len, device=self.embed.weight.device)[None]
+            self.views(CAUSAL, positions, self.embed.weight.dtype)
+        used, self._attention_used = self._attention_used, {}
+        return used
+
+
+def _describe(attn: nn.Module, view: Any) -> str:
+    backend = getattr(view, "backend", None)
+    return type(attn).__name__ if backend is None else f"{backend} ({view.why})"
+
+
+def build(
+    arch: Arch,
+    vocab_size: int,
+    ops: Ops,
+    *,
+    seed: int | None,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+) -> Transformer:
+    """A model on `device`: made on meta, given memory, drawn by name. seed None leaves the values for loading.
+
+    Draws are fp32 whatever `dtype` is, so a float64 model is the fp32 one to the last bit.
+    """
+    with torch.device("meta"):
+        model = Transformer(arch, vocab_size, ops)
+    if any(True for _ in model.buffers()):  # a part's own table: its values would be lost on meta
+        with torch.device(device):
+            model = Transformer(arch, vocab_size, ops)
+    model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else None
+    model.to(dtype)
+    if seed is not None:
+        draw_(model, seed)
+    return model
+
+
+def expected_loss(vocab_size: int) -> float:
+    """Nats per token of a model that knows nothing: ln V."""
+    return math.log(vocab_size)

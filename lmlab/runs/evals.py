@@ -1,0 +1,23 @@
+"""eval/*.json of a run: one file per evaluation, never overwritten; evaluations of the test split are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmlab.runs.files import atomic_write, disk, to_json
+from lmlab.runs.layout import EVAL, now
+from lmlab.runs.rundir import RunDir
+
+
+def record(run: RunDir, report: dict[str, Any]) -> Path:
+    """Write the report with the moment it was made; `test_evaluations` in it becomes the manifest's count."""
+    folder = run.path / EVAL
+    with disk(folder, "write"):
+        folder.mkdir(parents=True, exist_ok=True)
+    stamp = now()
+    name = f"{stamp.replace(':', '').replace('+0000', '')}-{report['split']}-{report['data']}.json"
+    atomic_write(folder / name, to_json({"when": stamp, **report}, indent=1) + "\n")
+    if "test_evaluations" in report:
+        run.update_manifest(test_evaluations=report["test_evaluations"])
+    return folder / name

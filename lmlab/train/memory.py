@@ -1,0 +1,103 @@
+"""How many rows fit at once, known before the first step.
+
+The activations of a row are counted, not guessed: a forward pass on the meta device, where every tensor that autograd
+would keep is added up once per storage.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lmlab.errors import TrainingFailed
+from lmlab.kernels.resolve import Ops
+from lmlab.model.spec import Arch
+from lmlab.model.transformer import Transformer
+
+BYTES_PER_PARAMETER = 16  # fp32 master and gradient, two AdamW moments
+USABLE_FRAC = 0.8
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes a step needs: fixed + micro_rows · per_row, against what is free."""
+
+    micro_rows: int
+    n_micro: int
+    fixed_bytes: int
+    per_row_bytes: int
+    free_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.fixed_bytes + self.micro_rows * self.per_row_bytes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of the device; on CPU also bounded by the control group's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = next(int(line.split()[1]) for line in meminfo.read_text().splitlines() if "MemAvailable" in line) << 10
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return max(available, 0)
+
+
+def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int) -> int:
+    """Bytes autograd keeps of one forward pass of `rows` training rows, without allocating any."""
+    with torch.device("meta"):
+        model = Transformer(arch, vocab_size, ops).to(dtype)
+        tokens = torch.zeros(rows, arch.model.seq_len, dtype=torch.int64)
+        positions = torch.zeros_like(tokens)
+        weights = torch.ones(rows, arch.model.seq_len)
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        model(tokens, positions, targets_BT=tokens, weights_BT=weights)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def plan(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, *, rows: int, asked: int | str, device: torch.device, n_parameters: int) -> MemoryPlan:
+    """The micro-batch: what was asked, or the most rows that fit. Raises TrainingFailed when it can't fit."""
+    one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
+    per_row = max(two - one, 1)
+    twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
+    logits_row = arch.model.seq_len * vocab_size * 4
+    fixed = max(one - per_row, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
+    per_row += per_row // 2 + logits_row  # gradients of activations live beside them; the loss in fp32
+    free = free_bytes(device)
+    fit = int((USABLE_FRAC * free - fixed) // per_row)
+    if asked == "auto":
+        n_micro = math.ceil(rows / max(1, min(rows, fit)))
+        micro = math.ceil(rows / n_micro)
+    else:
+        micro = min(int(asked), rows)
+    made = MemoryPlan(micro, math.ceil(rows / micro), fixed, per_row, free)
+    if made.needed_bytes > free:
+        raise TrainingFailed(
+            f"a step needs about {gib(made.needed_bytes)}, and {gib(free)} are free on {device}", HINT.format(micro=max(1, micro // 2))
+        )
+    return made
+
+
+HINT = "use a smaller model=, a shorter model.seq_len, or train.micro_batch={micro}"
+
+
+def gib(n_bytes: float) -> str:
+    """1.5 GiB, 340 MiB."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,120 @@
+"""A model and its optimizer, ready to step: what training, resuming and verifying share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmlab.config.tree import Experiment
+from lmlab.data.batches import TrainBatches, eval_batches
+from lmlab.data.prepare import Prepared
+from lmlab.data.tokens import TokenFile
+from lmlab.errors import RunError
+from lmlab.eval.loss import LossSum, evaluate, total
+from lmlab.kernels.resolve import Ops
+from lmlab.model.transformer import Transformer, build
+from lmlab.registry import make
+from lmlab.runs.checkpoint import Checkpoint
+from lmlab.train.loop import State
+from lmlab.train.optim import load_state, state_by_name
+from lmlab.train.step import Stepper
+from lmlab.train.twin import Twin
+
+
+@dataclass
+class Trainer:
+    """master (fp32), its twin in the compute dtype, optimizer, batches and the two fixed evaluation sets."""
+
+    exp: Experiment
+    prepared: Prepared
+    master: Transformer
+    twin: Twin
+    stepper: Stepper
+    batches: TrainBatches
+    token_bytes: torch.Tensor
+
+    @classmethod
+    def make(
+        cls,
+        exp: Experiment,
+        prepared: Prepared,
+        *,
+        ops: Ops,
+        device: torch.device,
+        dtype: torch.dtype,
+        micro_rows: int,
+        compiled: bool,
+    ) -> Trainer:
+        seeds = exp.seeds()
+        master = build(exp.arch, prepared.tokenizer.vocab_size, ops, seed=seeds["init"], device=device)
+        twin = Twin(master, dtype)
+        if compiled:
+            twin.model.compile_blocks()
+        optimizer = make(exp.optim, master)
+        stepper = Stepper(twin, optimizer, micro_rows, exp.optim.clip, seeds["dropout"], device)
+        batches = TrainBatches(
+            prepared.train,
+            rows=exp.train.batch_tokens // exp.model.seq_len,
+            seq_len=exp.model.seq_len,
+            seed=seeds["data"],
+            packing=exp.data.packing,
+            eot=prepared.tokenizer.eot,
+        )
+        return cls(exp, prepared, master, twin, stepper, batches, torch.from_numpy(prepared.tokenizer.token_bytes))
+
+    # ------------------------------------------------------------ state
+
+    def state(self, state: State) -> dict[str, Any]:
+        """What `state.pt` holds: counters and the optimizer's state by parameter name."""
+        return {"counters": dict(vars(state)), "optimizer": state_by_name(self.stepper.optimizer, self.master)}
+
+    def load(self, checkpoint: Checkpoint) -> State:
+        """Weights, optimizer and counters of a checkpoint. Raises RunError when any piece is missing or does not fit."""
+        try:
+            self.master.load_state_dict(checkpoint.model, strict=True)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise RunError(f"the checkpoint does not fit the model: {reason}", "start again with --force") from error
+        load_state(self.stepper.optimizer, self.master, checkpoint.state["optimizer"])
+        self.twin.refresh()
+        return State(**checkpoint.state["counters"])
+
+    # ------------------------------------------------------------ evaluation
+
+    def loss_on(self, tokens: TokenFile, max_tokens: int | None = None) -> LossSum:
+        """The computed model's loss on a token file, or on its first `max_tokens`."""
+        return evaluate_file(
+            self.twin.model,
+            tokens,
+            self.exp,
+            eot=self.prepared.tokenizer.eot,
+            token_bytes=self.token_bytes,
+            rows=self.stepper.micro_rows,
+            max_tokens=max_tokens,
+        )
+
+
+def evaluate_file(
+    model: Transformer,
+    tokens: TokenFile,
+    exp: Experiment,
+    *,
+    eot: int,
+    token_bytes: torch.Tensor,
+    rows: int,
+    max_tokens: int | None = None,
+) -> LossSum:
+    """Loss on a token file in windows of model.seq_len, every target once."""
+    cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, eot=eot, max_tokens=max_tokens)
+    return total(evaluate(model, eval_batches(tokens, rows=rows, **cut), token_bytes))  # type: ignore[arg-type]
+
+
+def metrics_of(prefix: str, result: LossSum, *, lossless: bool) -> dict[str, float]:
+    """{prefix/loss, prefix/bits_per_byte}: bits per byte only when the tokenizer gives back every byte."""
+    row = {f"{prefix}/loss": result.nats_per_token}
+    if lossless and math.isfinite(result.bits_per_byte):
+        row[f"{prefix}/bits_per_byte"] = result.bits_per_byte
+    return row

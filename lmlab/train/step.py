@@ -1,0 +1,63 @@
+"""One optimizer step: micro-batches, gradients in fp32, one clip, one update.
+
+The loss is Σ weight · nats / Σ weight over the whole step, so any split into micro-batches gives the same gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from lmlab.data.batches import Batch
+from lmlab.train.optim import set_lr
+from lmlab.train.twin import Twin
+
+
+def dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
+    """What the default generator is reseeded with before each micro-batch: nothing to save, nothing to disturb."""
+    digest = hashlib.blake2b(f"dropout {seed} {step} {micro} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass
+class Stepper:
+    twin: Twin
+    optimizer: torch.optim.Optimizer
+    micro_rows: int
+    clip: float | None
+    seed: int
+    device: torch.device
+
+    def __call__(self, batch: Batch, *, step: int, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train on the batch. Returns (mean loss in nats/token, gradient norm before clipping), 0-d, not synchronised."""
+        set_lr(self.optimizer, lr)
+        self.twin.zero_grads()
+        loss = self.gradients(batch, step=step)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.twin.masters if p.grad is not None])
+        if self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.twin.masters, self.clip, norm)
+        self.optimizer.step()
+        self.twin.refresh()
+        return loss, norm
+
+    def gradients(self, batch: Batch, *, step: int) -> torch.Tensor:
+        """Add the batch's gradients into the masters'; returns the mean loss."""
+        self.twin.model.train()
+        weight = batch.weights_BT.sum().clamp_min(1)
+        loss = torch.zeros((), device=self.device)
+        for micro, first in enumerate(range(0, len(batch.tokens_BT), self.micro_rows)):
+            part = batch.rows(first, first + self.micro_rows).to(self.device)
+            torch.manual_seed(dropout_seed(self.seed, step, micro))
+            out = self.twin.model(
+                part.tokens_BT,
+                part.positions_BT,
+                documents_BT=part.documents_BT,
+                targets_BT=part.targets_BT,
+                weights_BT=part.weights_BT,
+            )
+            (out.loss / weight).backward()
+            self.twin.collect()
+            loss += out.loss.detach()
+        return loss / weight

@@ -1,0 +1,51 @@
+"""The bf16 twin: the fp32 model is drawn, saved and optimised; its copy in the compute dtype is run.
+
+Autocast casts every weight at every use; the twin is refreshed once a step. Gradients of each micro-batch are added
+into the fp32 `.grad` of the master, so that many micro-batches lose nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+
+class Twin:
+    """`model` is what to run; it is the master itself when the dtypes agree."""
+
+    def __init__(self, master: nn.Module, dtype: torch.dtype) -> None:
+        self.masters = [p for p in master.parameters() if p.requires_grad]
+        self.own = any(p.dtype != dtype for p in self.masters)
+        self.model = copy.deepcopy(master).to(dtype) if self.own else master
+        self.copies = [p for p in self.model.parameters() if p.requires_grad]
+        self._buffers = list(zip(master.buffers(), self.model.buffers(), strict=True)) if self.own else []
+
+    def zero_grads(self) -> None:
+        """Zeros in every master gradient (allocated once, then kept)."""
+        fresh = [p for p in self.masters if p.grad is None]
+        for p in fresh:
+            p.grad = torch.zeros_like(p)
+        if len(fresh) < len(self.masters):
+            torch._foreach_zero_([p.grad for p in self.masters if p.grad is not None])
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The master's values into the copy: once a step, after the optimizer."""
+        if self.own:
+            torch._foreach_copy_(self.copies, self.masters)
+            for mine, theirs in self._buffers:
+                theirs.copy_(mine)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the copy's gradients into the master's; buffers the forward changed go back."""
+        if not self.own:
+            return
+        pairs = [(m.grad, c.grad) for m, c in zip(self.masters, self.copies, strict=True) if c.grad is not None]
+        torch._foreach_add_([m for m, _ in pairs], [c for _, c in pairs])
+        for c in self.copies:
+            c.grad = None
+        for mine, theirs in self._buffers:
+            mine.copy_(theirs)

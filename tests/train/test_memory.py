@@ -1,0 +1,54 @@
+"""The plan of a step's memory: counted activations against what a real step keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lmlab.errors import TrainingFailed
+from lmlab.train import memory
+
+
+def test_counted_activations_are_those_a_real_forward_keeps(trainer: Callable[..., Any]) -> None:
+    made = trainer()
+    arch, vocab = made.exp.arch, made.prepared.tokenizer.vocab_size
+    counted = memory.saved_bytes(arch, vocab, made.master.ops, torch.float32, 3)
+    kept: dict[int, torch.UntypedStorage] = {}
+    own = {p.untyped_storage()._cdata for p in made.master.parameters()}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        if t.untyped_storage()._cdata not in own:
+            kept[t.untyped_storage()._cdata] = t.untyped_storage()
+        return t
+
+    batch = made.batches.batch(0).rows(0, 3)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        made.master(batch.tokens_BT, batch.positions_BT, targets_BT=batch.targets_BT, weights_BT=batch.weights_BT)
+    real = sum(s.nbytes() for s in kept.values())
+    assert counted == pytest.approx(real, rel=0.15)
+
+
+def plan(made: Any, monkeypatch: pytest.MonkeyPatch, free: int, asked: int | str = "auto") -> memory.MemoryPlan:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    vocab = made.prepared.tokenizer.vocab_size
+    return memory.plan(
+        made.exp.arch, vocab, made.master.ops, torch.float32, rows=8, asked=asked, device=torch.device("cpu"), n_parameters=10_000
+    )  # fmt: skip
+
+
+def test_auto_takes_the_most_rows_that_fit_in_equal_parts(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer()
+    assert plan(made, monkeypatch, 1 << 34).micro_rows == 8
+    whole = plan(made, monkeypatch, 1 << 34)
+    tight = plan(made, monkeypatch, int((whole.fixed_bytes + 5.5 * whole.per_row_bytes) / memory.USABLE_FRAC))
+    assert (tight.micro_rows, tight.n_micro) == (4, 2)
+    assert plan(made, monkeypatch, 1 << 34, asked=3).n_micro == 3
+
+
+def test_what_can_not_fit_is_refused_with_both_figures(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TrainingFailed, match=r"a step needs about .*, and 0 MiB are free on cpu") as caught:
+        plan(trainer(), monkeypatch, 1 << 10)
+    assert "model.seq_len" in caught.value.hint
