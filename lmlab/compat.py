@@ -7,7 +7,6 @@ would crash later or be ignored without a word is a row here; the type and bound
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ def steps(experiment: Experiment) -> int | None:
     t = experiment.train
     if t.max_flops is not None or t.max_minutes is not None:
         return None
-    known = [t.max_steps, None if t.max_tokens is None else math.ceil(t.max_tokens / t.batch_tokens)]
+    known = [t.max_steps, None if t.max_tokens is None else max(1, t.max_tokens // t.batch_tokens)]
     return min((n for n in known if n is not None), default=DEFAULT_STEPS)
 
 
@@ -82,18 +81,16 @@ def _divisors(n: int) -> list[int]:
 
 def _heads_split_width(e: Experiment) -> Wrong | None:
     m = e.model
-    if e.attn.head_dim is not None or m.d_model % m.n_heads == 0:
+    if e.arch.attn.head_dim is not None or m.d_model % m.n_heads == 0:
         return None
-    near = min((d for d in _divisors(m.d_model)), key=lambda d: (abs(d - m.n_heads), d))
+    fit = sorted(sorted(_divisors(m.d_model), key=lambda d: abs(d - m.n_heads))[:2])
+    size = max(2, 2 * (m.d_model // m.n_heads // 2))
     message = f"`model.d_model` is {m.d_model}, which `model.n_heads` {m.n_heads} does not divide"
-    return (
-        message,
-        f"use model.n_heads={near}, or give the head size: attn.head_dim={max(2, 2 * (m.d_model // m.n_heads // 2))}",
-    )
+    return message, f"use model.n_heads={' or '.join(map(str, fit))}, or give the head size: attn.head_dim={size}"
 
 
 def _kv_heads_split_heads(e: Experiment) -> Wrong | None:
-    heads, kv = e.model.n_heads, e.attn.kv_heads(e.model.n_heads)
+    heads, kv = e.model.n_heads, e.arch.attn.kv_heads(e.model.n_heads)
     if heads % kv == 0:
         return None
     given = getattr(e.attn, "n_kv_heads", kv)
@@ -107,10 +104,10 @@ def _rotary_width(e: Experiment) -> Wrong | None:
     if not callable(width) or not hasattr(e.pos, "fraction"):
         return None
     head, d = e.arch.head_dim(), width(e.arch.head_dim())
-    if d >= 2 and d % 2 == 0:
+    if (d >= 2 and d % 2 == 0) or _heads_split_width(e):
         return None
     odd = f"the rotary width is {d} (`pos.fraction` {e.pos.fraction:g} of the head size {head})"
-    fits = [k for k in range(2, head + 1, 2)]
+    fits = list(range(2, head + 1, 2))
     if not fits:
         return f"{odd}, and channels turn in pairs", "use a head size of at least 2, or pos=alibi"
     near = min(fits, key=lambda k: abs(k - d))
@@ -122,10 +119,8 @@ def _rotary_width(e: Experiment) -> Wrong | None:
 def _sinusoidal_width(e: Experiment) -> Wrong | None:
     if not isinstance(e.pos, Sinusoidal) or e.model.d_model % 2 == 0:
         return None
-    return (
-        f"`pos=sinusoidal` gives a sine and a cosine to each pair of channels, and `model.d_model` is {e.model.d_model}",
-        f"use model.d_model={e.model.d_model + 1}",
-    )
+    message = f"`pos=sinusoidal` needs an even width (a sine and a cosine a pair), `model.d_model` is {e.model.d_model}"
+    return message, f"use model.d_model={e.model.d_model + 1}"
 
 
 def _learned_table(e: Experiment) -> Wrong | None:
@@ -139,7 +134,7 @@ def _learned_table(e: Experiment) -> Wrong | None:
 
 
 def _window(e: Experiment) -> Wrong | None:
-    window, length = e.attn.window, e.model.seq_len
+    window, length = e.arch.attn.window, e.model.seq_len
     if window is None or window <= length:
         return None
     message = f"`attn.window` is {window}, longer than `model.seq_len` {length}: no token would be left out"
@@ -223,7 +218,8 @@ def _micro_batch(e: Experiment) -> Wrong | None:
     micro, rows = e.train.micro_batch, e.train.batch_tokens // e.model.seq_len
     if not isinstance(micro, int) or rows < 1 or micro <= rows:
         return None
-    message = f"`train.micro_batch` is {micro}, but a step has {rows} rows (batch_tokens {e.train.batch_tokens} / seq_len {e.model.seq_len})"
+    how = f"batch_tokens {e.train.batch_tokens} / seq_len {e.model.seq_len}"
+    message = f"`train.micro_batch` is {micro}, but a step has {rows} rows ({how})"
     return message, f"use at most {rows}, or a larger train.batch_tokens"
 
 
@@ -252,7 +248,8 @@ def _decay(e: Experiment) -> Wrong | None:
     decay = round(s.decay_frac * total)
     if s.warmup_steps + decay <= total:
         return None
-    message = f"`schedule.warmup_steps` {s.warmup_steps} and a decay of {decay} steps (`schedule.decay_frac` {s.decay_frac:g}) are more than the run's {total}"
+    both = f"`schedule.warmup_steps` {s.warmup_steps} and a decay of {decay} (`schedule.decay_frac` {s.decay_frac:g})"
+    message = f"{both} are more than the run's {total} steps"
     return message, f"use at most {total - decay} warm-up steps, or a smaller decay_frac"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lmlab.config.tree import Experiment
-from lmlab.cost.flops import flops_per_token
+from lmlab.cost.flops import flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
 from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops, resolve
@@ -32,6 +32,7 @@ class Plan:
     compiled: bool
     skeleton: Transformer  # on the meta device: counts only
     flops_per_token: float
+    palm_flops_per_token: float
     memory: memory.MemoryPlan
     steps: int | None  # None: max_minutes waits for a measured rate
 
@@ -65,6 +66,7 @@ def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = Non
     with torch.device("meta"):
         skeleton = Transformer(exp.arch, vocab_size, ops)
     flops = flops_per_token(skeleton, exp.arch)
+    palm = palm_flops_per_token(skeleton, exp.arch)
     rows = exp.train.batch_tokens // exp.model.seq_len
     asked = exp.train.micro_batch if known is None else known["micro_batch"]
     n_parameters = sum(p.numel() for p in skeleton.parameters())
@@ -73,7 +75,7 @@ def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = Non
     )
     steps = known["steps"] if known is not None else counted_steps(exp.train, flops)
     compiled = compile_wanted(exp.compile, device)
-    return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, needs, steps)
+    return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps)
 
 
 def counted_steps(train: Train, flops: float) -> int | None:

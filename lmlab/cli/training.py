@@ -15,7 +15,7 @@ from lmlab.cli.progress import Screen, duration
 from lmlab.cli.run_one import Flags, Result, describe
 from lmlab.config.identity import config_hash, differs, to_dict
 from lmlab.config.load import Loaded
-from lmlab.data.prepare import Prepared
+from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
 from lmlab.generate.sample import sample
 from lmlab.runs import checkpoint, manifest, wandb_mirror
@@ -92,42 +92,44 @@ def train_claimed(
         flops_per_token=plan.flops_per_token,
         data=prepared.info,
     )
-    mirror = wandb_mirror.start(
-        vars(exp.wandb),
-        run_path=run.path,
-        run_id=config_hash(exp),
-        name=run.path.name,
-        config=to_dict(exp),
-        group=exp.wandb.group,
-        tags=exp.wandb.tags,
-    )
-    exit_code = EXIT_FAILED
-    result = Result("failed", run.path)
-    try:
-        with Metrics(run.metrics_path) as rows, StopSignal() as stop:
-            rows.cut_back(state.step)
+    result = Result("failed", run.path, exit_code=EXIT_FAILED)
+    with Metrics(run.metrics_path) as rows:
+        rows.cut_back(state.step)
+        mirror = wandb_mirror.start(
+            vars(exp.wandb),
+            run_path=run.path,
+            run_id=config_hash(exp),
+            name=run.path.name,
+            config=to_dict(exp),
+            group=exp.wandb.group,
+            tags=exp.wandb.tags,
+            cache=cache_dir(exp.paths.cache),
+            note=screen.note,
+        )
+        try:
             recorder = Recorder(run, plan, trainer, rows, mirror, screen, facts["matmul_flops_per_s"])
-            loop = Loop(
-                trainer.stepper,
-                trainer.batches,
-                schedule_of(plan),
-                plan.steps,
-                intervals(plan, flags.stop_at),
-                plan.flops_per_token,
-                recorder,
-            )
-            with screen.training(plan.steps, state.step):
-                ended = loop.run(state, stop)
-            exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]
-            result = conclude(run, trainer, state, ended, exit_code)
-    finally:
-        mirror.finish(result.figures, exit_code)
+            result = run_loop(recorder, state, intervals(plan, flags.stop_at))
+        finally:
+            mirror.finish(result.figures, result.exit_code)
     return result
+
+
+def run_loop(recorder: Recorder, state: State, every: Intervals) -> Result:
+    """The loop under the stop signals, and how it ended."""
+    plan, trainer = recorder.plan, recorder.trainer
+    assert plan.steps is not None
+    loop = Loop(
+        trainer.stepper, trainer.batches, schedule_of(plan), plan.steps, every, plan.flops_per_token, recorder
+    )
+    with StopSignal() as stop, recorder.screen.training(plan.steps, state.step):
+        ended = loop.run(state, stop)
+        exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]
+        return conclude(recorder.run, trainer, state, ended, exit_code)
 
 
 def resume(run: RunDir, trainer: Trainer, screen: Screen) -> State:
     """State of the newest undamaged checkpoint; says where the run goes on."""
-    found = checkpoint.latest_good(run.path, say=screen.warn)
+    found = checkpoint.latest_good(run.path, note=screen.warn)
     if found is None:
         return State()
     state = trainer.load(found)
@@ -219,7 +221,7 @@ class Recorder:
         extra: dict[str, Any] = {}
         if rate and self.plan.steps:
             left = (self.plan.steps - row["step"]) * self.plan.exp.train.batch_tokens
-            extra = {"eta_s": left / rate, "mfu": rate * self.plan.flops_per_token / self.matmul_flops_per_s}
+            extra = {"eta_s": left / rate, "mfu": rate * self.plan.palm_flops_per_token / self.matmul_flops_per_s}
         self.screen.row(row, extra)
         if "val/loss" in row and self._sample:
             self.screen.sample(self._sample)

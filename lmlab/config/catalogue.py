@@ -85,10 +85,7 @@ def clashes(user: Path) -> list[ConfigError]:
 
 def entries(group: str, user: Path | None = None) -> dict[str, Entry]:
     """Every choice of a group by label: lmlab's files, the user's, and parts of imported plug-ins."""
-    found: dict[str, Entry] = {}
-    for folder in (conf_dir(), user):
-        for path in sorted((folder / group).glob("*.yaml")) if folder else ():
-            found.setdefault(path.stem, read(path, group))
+    found = {label: read(path, group) for label, path in labels(group, user).items()}
     for name, spec in OPTIONS.get(group, {}).items():
         has_file = any(e.spec is spec for e in found.values())
         if name not in found and not has_file:
@@ -96,9 +93,18 @@ def entries(group: str, user: Path | None = None) -> dict[str, Entry]:
     return found
 
 
+def labels(group: str, user: Path | None = None) -> dict[str, Path]:
+    """The label and file of every choice of a group, without reading them: for completion."""
+    found: dict[str, Path] = {}
+    for folder in (conf_dir(), user):
+        for path in sorted((folder / group).glob("*.yaml")) if folder else ():
+            found.setdefault(path.stem, path)
+    return found
+
+
 def read(path: Path, group: str) -> Entry:
     """One catalogue file. A part file may build on another one of its group."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     text = path.read_text(encoding="utf-8")
     try:
@@ -106,13 +112,15 @@ def read(path: Path, group: str) -> Entry:
     except yaml.YAMLError:
         body = {}
     body = body if isinstance(body, dict) else {}
-    spec, values, selects = None, {}, {}
+    spec: type[Spec] | None = None
+    values: dict[str, Any] = {}
+    selects: dict[str, str] = {}
     for row in body.pop("defaults", None) or ():
         if isinstance(row, dict):
             selects.update({k.removeprefix("override ").lstrip("/"): v for k, v in row.items()})
         elif row != "_self_":
             spec, values = _base(row, path, group)
-    return Entry(group, path.stem, _help(text), path, spec, values | body, selects)
+    return Entry(group, path.stem, help_of(text), path, spec, values | body, selects)
 
 
 def _base(row: str, path: Path, group: str) -> tuple[type[Spec] | None, dict[str, Any]]:
@@ -128,7 +136,8 @@ def _base(row: str, path: Path, group: str) -> tuple[type[Spec] | None, dict[str
     return None, {}
 
 
-def _help(text: str) -> str:
+def help_of(text: str) -> str:
+    """The first comment that is no package line of Hydra's: what `lmlab options` prints."""
     for line in text.splitlines():
         if line.startswith("#") and not line.startswith("# @"):
             return line.lstrip("# ").strip()

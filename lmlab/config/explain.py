@@ -6,7 +6,6 @@ left, so that one call tells everything. Runs only after an error: a good comman
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from lmlab.config import catalogue
 from lmlab.config.catalogue import PRESET, entries, keys_named, possible_fields
 from lmlab.config.fields import fields, problem, show
 from lmlab.config.parse import ALIASES, Override
+from lmlab.config.plugins import parts_in
 from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import ConfigError, LmlabError, listed, nearest
 from lmlab.registry import OPTIONS, Spec
@@ -139,24 +139,9 @@ def _near(group: str, name: str, known: dict[str, Any]) -> str:
 def _plugin_here(group: str, name: str) -> str | None:
     """A file of this folder that defines `group=name`: read, never run."""
     for path in sorted(Path().glob("*.py")):
-        if (group, name) in plugin_names(path):
+        if (group, name) in parts_in(path):
             return f"{path.name} is here: add plugins=[{path.name}]"
     return None
-
-
-def plugin_names(path: Path) -> list[tuple[str, str]]:
-    """(group, name) of every `@option("group", "name", ...)` in a file."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return []
-    found = []
-    for node in ast.walk(tree):
-        for call in getattr(node, "decorator_list", []) if isinstance(node, ast.ClassDef) else []:
-            words = [a.value for a in getattr(call, "args", []) if isinstance(a, ast.Constant)]
-            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("option") and len(words) >= 2:
-                found.append((str(words[0]), str(words[1])))
-    return found
 
 
 # ---------------------------------------------------------------- values
@@ -164,7 +149,8 @@ def plugin_names(path: Path) -> list[tuple[str, str]]:
 
 def _value(override: Override, experiment: Experiment) -> ConfigError | None:
     """What is wrong with `key=value` under the parts chosen."""
-    node, path = experiment, override.key.split(".")
+    node: Any = experiment
+    path = override.key.split(".")
     for i, name in enumerate(path[:-1]):
         node = getattr(node, name, None) if name in _fields_of(node) else None
         if not dataclasses.is_dataclass(node):
@@ -238,20 +224,20 @@ def _unknown_hint(override: Override) -> str:
         return f"did you mean {guess + key[len(head) :]}={value}?"
     leaves = {n for g in GROUPS for s in OPTIONS[g].values() for n in fields(s)}
     leaves |= {n for node in catalogue.nodes().values() for n in fields(node)}
-    if guess := nearest(leaf, leaves):
-        return f"did you mean {keys_named(guess)[0]}={value}?"
+    if (guess := nearest(leaf, leaves)) and (keys := _fitting(guess, override, strict=True)):
+        return f"did you mean {keys[0]}={value}?"
     return "`lmlab options` lists the groups and their options"
 
 
-def _fitting(leaf: str, override: Override) -> list[str]:
-    """Keys that end in `leaf` and take the value; all of them when none does."""
+def _fitting(leaf: str, override: Override, *, strict: bool = False) -> list[str]:
+    """Keys that end in `leaf` and take the value; all of them when none does, unless `strict`."""
     keys = keys_named(leaf)
     try:
         element = override.element()
     except ConfigError:
         return keys
     fit = [k for k in keys if any(problem(element, f) is None for f in possible_fields(k))]
-    return sorted(fit or keys, key=lambda k: k.startswith("seed."))
+    return sorted(fit if strict else fit or keys, key=lambda k: k.startswith("seed."))
 
 
 def _unknown_field(group: str, leaf: str, override: Override, part: Spec) -> ConfigError:

@@ -1,6 +1,6 @@
 """What a user may set: the typed fields of a dataclass and what is wrong with a value. Torch- and Hydra-free.
 
-Help, completion, `load`, checkpoints and the tests all read fields through here, so that they agree on types and bounds.
+Help, completion, `load`, checkpoints and tests all read fields through here, so that they agree on types and bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+WORDS = {int: "a whole number", float: "a number", str: "a word"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Field:
 
     def allowed(self) -> str:
         """`a whole number ≥ 1, or null`: what the field takes, in words."""
-        words = list(self.choices)
-        for kind in (bool, int, float, str):
+        words = [*self.choices, *(("true", "false") if bool in self.types else ())]
+        for kind in (int, float, str):
             if kind in self.types and not (kind is str and self.choices):
                 words.append(WORDS[kind] + (self.range() if kind in (int, float) else ""))
         if self.is_list:
@@ -53,9 +53,13 @@ class Field:
         return "".join(f"{' and' if i else ''} {signs[k]} {v:g}" for i, (k, v) in enumerate(self.bounds))
 
 
-@functools.cache
-def fields(cls: type) -> dict[str, Field]:
+def fields(cls: Any) -> dict[str, Field]:
     """The fields of a dataclass by name, in order."""
+    return _fields(cls)
+
+
+@functools.cache
+def _fields(cls: Any) -> dict[str, Field]:
     hints = get_type_hints(cls)
     return {f.name: _field(f, hints[f.name]) for f in dataclasses.fields(cls)}
 

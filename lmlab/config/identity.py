@@ -206,7 +206,7 @@ def slug(experiment: Experiment) -> str:
         elif field.identity:
             default = field.node() if field.node else field.default
             words += [_word(k, v[1]) for k, v in _changed(mine, default, name).items()]
-    text = "-".join(words)
+    text = "-".join(dict.fromkeys(words))
     if len(text) > SLUG_CHARS:
         text = text[: SLUG_CHARS - 1].rpartition("-")[0] or text[:SLUG_CHARS]
     return text or "default"

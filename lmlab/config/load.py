@@ -22,7 +22,7 @@ from lmlab.registry import OPTIONS
 
 @dataclass(frozen=True)
 class Loaded:
-    """An experiment and how it was asked for. `choices` are labels by group: {"model": "tiny", "preset": "llama", …}."""
+    """An experiment and how it was asked for. `choices`: labels by group, {"model": "tiny", "preset": "llama", …}."""
 
     experiment: Experiment
     overrides: list[str]
@@ -31,7 +31,9 @@ class Loaded:
 
     def used_plugins(self) -> dict[str, str]:
         """The plug-ins whose classes are in the experiment: these, and no others, enter its identity."""
-        modules = {type(getattr(self.experiment, group)).__module__ for group in GROUPS}
+        parts = [getattr(self.experiment, group) for group in GROUPS]
+        modules = {cls.__module__ for part in parts for cls in type(part).__mro__}
+        modules |= {part.build.partition(":")[0] for part in parts}
         return {name: text for name, text in self.plugin_sources.items() if Path(name).stem in modules}
 
 

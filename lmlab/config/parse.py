@@ -1,4 +1,4 @@
-"""Words of the command line → overrides: aliases, whole numbers, what is refused before Hydra sees it; plug-in import.
+"""Words of the command line → overrides: aliases, whole numbers, what is refused before Hydra sees it.
 
 Hydra accepts `+k`, `++k`, `~k`, `group@package`, `hydra.*` and a key given twice; each of them can lose a setting
 without a word, so none of them is let through.
@@ -6,20 +6,15 @@ without a word, so none of them is let through.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmlab.config.catalogue import PRESET, entries, keys_named, possible_fields
+from lmlab.config.plugins import import_plugins as import_plugins
 from lmlab.config.tree import GROUPS
 from lmlab.errors import ConfigError, listed
-from lmlab.registry import OPTIONS, Spec
 
 ALIASES = {"lr": "optim.lr", "seed": "seed.all"}
 KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
@@ -58,9 +53,14 @@ class Override:
 
 
 def _quoting(override: Override) -> str:
-    if re.search(r"[\s=:,;()\"']", override.value) and "[" not in override.value:
-        return f"quote the value, and the word for the shell: '{override.key}=\"{override.value}\"'"
-    return "write key=value; lists are [a,b], text with signs stands in quotes inside the shell's quotes"
+    """The override as Hydra and the shell would take it."""
+    value = override.value
+    if value.startswith("[") and value.endswith("]"):
+        items = [v.strip().strip("\"'") for v in value[1:-1].split(",")]
+        quoted = "[" + ",".join(v if re.fullmatch(r"[\w./-]+", v) else f'"{v}"' for v in items) + "]"
+    else:
+        quoted = '"' + value.strip("\"'") + '"'
+    return f"quote what has signs in it: '{override.key}={quoted}'"
 
 
 def read(words: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
@@ -143,102 +143,8 @@ def word_hint(word: str) -> str:
     return "write for example norm=rmsnorm or model.n_layers=4; `lmlab options` lists what there is"
 
 
-# ---------------------------------------------------------------- plug-ins
-
-
 def plugin_paths(overrides: Sequence[Override]) -> list[str]:
     """The files named by `plugins=[...]`."""
     given = next((o for o in overrides if o.key == "plugins"), None)
     value = given.element() if given else []
     return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
-
-
-def import_plugins(paths: Sequence[str]) -> tuple[dict[str, str], list[ConfigError]]:
-    """Import each file under its own name. Returns its source by file name, and what went wrong."""
-    sources: dict[str, str] = {}
-    errors: list[ConfigError] = []
-    for path in paths:
-        try:
-            sources[Path(path).name] = _import(Path(path))
-        except ConfigError as error:
-            errors.append(error)
-    return sources, errors
-
-
-def _import(path: Path) -> str:
-    if not path.is_file():
-        raise ConfigError(f"`plugins` names {path}, which is not a file here", "give the path of a .py file")
-    path, stem = path.resolve(), path.stem
-    if path.suffix != ".py" or not stem.isidentifier():
-        raise ConfigError(f"`plugins` names {path.name}, which Python can't import", "name it like my_attn.py")
-    loaded = sys.modules.get(stem)
-    same = loaded is not None and getattr(loaded, "__file__", None) == str(path)
-    if not same:
-        _refuse_taken(stem, path)
-        _reachable(path.parent)
-        before = {id(c) for options in OPTIONS.values() for c in options.values()}
-        _run(stem, path)
-        _check_parts([c for o in OPTIONS.values() for c in o.values() if id(c) not in before], path)
-    return path.read_text(encoding="utf-8")
-
-
-def _refuse_taken(stem: str, path: Path) -> None:
-    try:
-        spec = importlib.util.find_spec(stem)
-    except (ImportError, ValueError):
-        spec = None
-    if stem in sys.modules or (spec is not None and spec.origin != str(path)):
-        raise ConfigError(f"`plugins` names {path.name}, but Python already has a module {stem}", "rename the file")
-
-
-def _reachable(folder: Path) -> None:
-    """Workers that unpickle its classes must find the module; it comes last so that it hides nothing."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(folder) not in known:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, known), str(folder)])
-    importlib.invalidate_caches()
-
-
-def _run(stem: str, path: Path) -> None:
-    try:
-        importlib.import_module(stem)
-    except ConfigError:
-        raise
-    except Exception as error:
-        line = _line_in(error, path)
-        raise ConfigError(
-            f"{path.name}{line} can't be imported: {type(error).__name__}: {error}", "mend the file; --debug shows more"
-        ) from error
-
-
-def _line_in(error: BaseException, path: Path) -> str:
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f", line {error.lineno},"
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f", line {line}," if line else ""
-
-
-def _check_parts(found: list[type[Spec]], path: Path) -> None:
-    if not found:
-        raise ConfigError(
-            f"{path.name} defines no part", 'put @option("attn", "my_attn", build="my_attn:MyAttn") over its spec'
-        )
-    for spec in found:
-        name = f"{path.name}: {spec.group}={spec.name}"
-        if spec.group not in GROUPS:
-            raise ConfigError(f"{name} belongs to no group", f"use one of {listed(GROUPS, 20)}")
-        if not issubclass(spec, Spec):
-            raise ConfigError(
-                f"{name} is not a Spec", "derive the class from lmlab.registry.Spec or from its group's spec"
-            )
-        module, _, attribute = spec.build.partition(":")
-        if module == path.stem and not hasattr(sys.modules[module], attribute):
-            raise ConfigError(
-                f"{name} is built by {spec.build}, which is not in the file", "name the class after the colon"
-            )

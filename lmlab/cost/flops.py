@@ -28,8 +28,16 @@ def mean_context(seq_len: int, window: int | None) -> float:
 
 
 def flops_per_token(model: nn.Module, arch: Arch) -> float:
-    """Forward and backward FLOPs of one training token at `model.seq_len`."""
+    """Forward and backward FLOPs of one training token at `model.seq_len`, the causal half of attention."""
+    return 6 * matmul_parameters(model, tied=arch.model.tie_embeddings) + _attention(arch)
+
+
+def palm_flops_per_token(model: nn.Module, arch: Arch) -> float:
+    """The same with attention not halved: 6N + 12·L·H·C·T (Chowdhery et al. 2022, arXiv 2204.02311), what MFU is of."""
+    return 6 * matmul_parameters(model, tied=arch.model.tie_embeddings) + 2 * _attention(arch)
+
+
+def _attention(arch: Arch) -> float:
     m = arch.model
     context = mean_context(m.seq_len, getattr(arch.attn, "window", None))
-    attention = 12 * m.n_layers * m.n_heads * arch.head_dim() * context
-    return 6 * matmul_parameters(model, tied=m.tie_embeddings) + attention
+    return 12 * m.n_layers * m.n_heads * arch.head_dim() * context

@@ -54,16 +54,10 @@ def find_files(patterns: list[str]) -> tuple[list[Path], int]:
     found: dict[Path, None] = {}
     skipped = 0
     for pattern in patterns:
-        paths = [Path(p) for p in sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))]
-        below = [q for p in paths if p.is_dir() for q in sorted(p.rglob("*")) if q.is_file()]
-        direct = [p for p in paths if not p.is_dir()]
-        if below and not direct:  # a folder may hold other things, a named file must be readable
-            known = [p for p in below if p.suffix.lower() in READERS]
-            skipped += len(below) - len(known)
-        else:
-            known = direct
+        known, others = _matches(pattern)
         if not known:
-            raise DataError(f"`data.files` entry `{pattern}` matches no file", _nothing(pattern, bool(paths)))
+            raise DataError(f"`data.files` entry `{pattern}` matches no file", _nothing(pattern))
+        skipped += others
         for path in known:
             if path.suffix.lower() not in READERS:
                 raise DataError(
@@ -74,10 +68,22 @@ def find_files(patterns: list[str]) -> tuple[list[Path], int]:
     return sorted(found), skipped
 
 
-def _nothing(pattern: str, is_folder: bool) -> str:
-    if is_folder:
-        return f"it has no {listed(READERS)} file; name a folder that has some"
+def _matches(pattern: str) -> tuple[list[Path], int]:
+    """What `pattern` names. Of a folder: every file below that has a reader, and how many others there are."""
     path = Path(pattern).expanduser()
+    if path.is_dir():
+        below = [p for p in path.rglob("*") if p.is_file()]
+        known = [p for p in below if p.suffix.lower() in READERS]
+        return known, len(below) - len(known)
+    if path.is_file():
+        return [path], 0
+    return [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()], 0
+
+
+def _nothing(pattern: str) -> str:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        return f"it has no {listed(READERS)} file; name a folder that has some"
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     guess = nearest(path.name, beside)
     return f"did you mean {path.with_name(guess)}?" if guess else f"relative names start at {Path.cwd()}"

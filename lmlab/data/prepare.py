@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from lmlab.registry import Spec, make
 
 FORMAT = 1
 BATCH_CHARS = 1 << 22
+SAY_EVERY_S = 0.1
 NOT_CONTENT = frozenset({"packing", "streaming", "files"})  # of a data spec; files count by their content
 Progress = Callable[[str, "float | None"], None]
 
@@ -56,26 +58,36 @@ def cache_dir(paths_cache: str | None = None) -> Path:
 
 
 def prepare(
-    data: DataSpec, tokenizer: Spec, cache: Path, *, progress: Progress | None = None, force: bool = False
+    data: DataSpec,
+    tokenizer: Spec,
+    cache: Path,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    trained: Tokenizer | None = None,
 ) -> Prepared:
     """The token files of `data` under `tokenizer`, from the cache or made now.
 
     progress(what, share done or None) is called now and then. force: make it again, whatever the cache holds.
+    trained: use this tokenizer (a run's own, on any data) in place of the one `tokenizer` would give.
     Raises DataError: no such data, damaged cache, disk full, an empty split.
     """
     say = progress or (lambda what, share: None)
     corpus: Corpus = make(data)
     corpus_key = digest(FORMAT, data.name, corpus.fingerprint(), _content_fields(data))
-    key = digest(corpus_key, tokenizer.name, tokenizer_key(tokenizer))
+    if trained is None:
+        key = digest(corpus_key, tokenizer.name, tokenizer_key(tokenizer))
+    else:
+        key = digest(corpus_key, "trained", trained.hash)
     folder = cache / "data" / key
     if folder.is_dir() and not force:
         with contextlib.suppress(DataError):  # it may just be replaced by `--force`: looked at again under the lock
             return open_prepared(folder)
     with locked(folder, say):
         if force or not folder.is_dir():
-            trained = _tokenizer(tokenizer, corpus, cache / "tokenizers" / digest(key), say, force)
+            made = trained or _tokenizer(tokenizer, corpus, cache / "tokenizers" / key, say, force)
             with building(folder) as beside:
-                _write(corpus, data, trained, beside, say)
+                _write(corpus, data, made, beside, say)
         return open_prepared(folder)
 
 
@@ -155,10 +167,14 @@ def _tokenizer(spec: Spec, corpus: Corpus, folder: Path, say: Progress, force: b
             return Tokenizer.load(folder)
     say(f"tokenizer {spec.name}", None)
     found: Tokenizer = make(spec, (text for split, text in corpus.documents() if split == "train"))
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    with building(folder) as beside, writing(folder):
-        found.save(beside)
+    asked = getattr(spec, "vocab_size", found.vocab_size)
+    if found.vocab_size < asked:
+        say(f"the train split gives {found.vocab_size} ids, `tokenizer.vocab_size` asked for {asked}", None)
+    if found.kind != "byte":
+        with writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        with building(folder) as beside, writing(folder):
+            found.save(beside)
     return found
 
 
@@ -186,7 +202,7 @@ def _fill(
     writers: dict[str, TokenWriter], corpus: Corpus, tokenizer: Tokenizer, limit: int | None, say: Progress
 ) -> int:
     """All documents into their writers, or until train has exactly `limit` tokens; how many were read."""
-    total, done, n_seen = corpus.n_bytes(), 0, 0
+    total, done, n_seen, due = corpus.n_bytes(), 0, 0, 0.0
     for split, text, ids in _encoded(corpus.documents(), tokenizer):
         writer, n_bytes = writers[split], len(text.encode())
         if tokenizer.kind == "hf" and tokenizer.lossless:
@@ -196,7 +212,9 @@ def _fill(
             n_bytes = int(tokenizer.token_bytes[ids].sum())
         writer.add(np.asarray(ids, dtype=np.int64), n_bytes)
         done, n_seen = done + n_bytes, n_seen + 1
-        say("tokens", min(1.0, done / total) if total else None)
+        if time.monotonic() > due:
+            say("tokens", min(1.0, done / total) if total else None)
+            due = time.monotonic() + SAY_EVERY_S
         if limit and writers["train"].n_tokens >= limit:
             break
     return n_seen

@@ -22,7 +22,7 @@ from lmlab.errors import DataError
 NAMES = ("tokenizer.json", "lmlab.json")
 PIECE_CHARS = 1 << 16
 BPE_TRAIN_CHARS = 1 << 30  # what training reads at most: memory and minutes grow, merges hardly change
-BREAK = re.compile(r"(?<=\S)(?=\s)")
+BREAK = re.compile(r"(?<=[\w.,;:!?])(?=[ \n])")
 
 
 class Tokenizer:
@@ -47,10 +47,9 @@ class Tokenizer:
             if self.kind == "hf":  # its pre-tokenizer is unknown, so a text is encoded in one piece
                 return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
             return self._encode_in_pieces(texts)
-        except UnicodeEncodeError as e:
-            raise DataError(
-                f"character {e.start} of a text is the lone surrogate {e.object[e.start]!r}", "use valid Unicode text"
-            ) from e
+        except (UnicodeEncodeError, TypeError):  # which of them `tokenizers` raises for a lone surrogate depends
+            _refuse_surrogates(texts)
+            raise
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         cut = [list(pieces(text)) for text in texts]
@@ -174,8 +173,8 @@ def hf_tokenizer(text: str, config: dict[str, Any], where: str) -> Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a long text before white space, where no token of the byte-level pattern can reach across: the ids of the
-    pieces are the ids of the whole."""
+    """Cut a long text between a word and a space, where no token of the byte-level pattern can reach across: the ids of
+    the pieces are the ids of the whole."""
     start = 0
     while len(text) - start > PIECE_CHARS:
         found = BREAK.search(text, start + PIECE_CHARS)
@@ -195,6 +194,16 @@ def check_lossless(tokenizer: Tokenizer, text: str, ids: list[int], *, decode: b
     elif n_bytes != counted:
         why = f"its tokens stand for {counted:,} bytes where {text[:40]!r} has {n_bytes:,}"
         tokenizer.lossless, tokenizer.lossy_why = False, why
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise DataError(
+                f"character {e.start} of a text is the lone surrogate {text[e.start]!r}", "use valid Unicode text"
+            ) from e
 
 
 def _first(texts: Iterable[str], limit: int) -> Iterator[str]:

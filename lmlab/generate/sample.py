@@ -24,7 +24,9 @@ def sample(
     while len(ids) <= n_tokens:
         window = torch.tensor([ids[-seq_len:]], device=device)
         positions = torch.arange(window.shape[1], device=device)[None]
-        logits_V = model(window, positions).logits[0, -1].float().cpu()
+        logits_BTV = model(window, positions).logits_BTV
+        assert logits_BTV is not None
+        logits_V = logits_BTV[0, -1].float().cpu()
         logits_V[tokenizer.eot] = -torch.inf
         best = torch.topk(logits_V, min(top_k, len(logits_V) - 1))
         pick = torch.multinomial(torch.softmax(best.values / temperature, -1), 1, generator=generator)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lmlab.kernels.ops import wide
 
 
 def fan_apart(x: Tensor, weights: Sequence[Tensor], biases: Optional[Sequence[Tensor]] = None) -> tuple[Tensor, ...]:
@@ -24,5 +26,22 @@ def fan_packed(x: Tensor, weights: Sequence[Tensor], biases: Optional[Sequence[T
 
 
 def embedding(ids: Tensor, weight_VD: Tensor) -> Tensor:
-    """The rows of `weight_VD` at `ids`."""
-    return F.embedding(ids, weight_VD)
+    """The rows of `weight_VD` at `ids`. Its gradient is summed in at least fp32: a frequent token's sum would stick at
+    256 times its terms in bf16."""
+    if wide(weight_VD.dtype) == weight_VD.dtype:
+        return F.embedding(ids, weight_VD)
+    return _WideSum.apply(ids, weight_VD)
+
+
+class _WideSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.n_rows = weight_VD.shape[0]
+        return F.embedding(ids, weight_VD)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        summed = torch.ops.aten.embedding_dense_backward(grad.to(wide(grad.dtype)), ids, ctx.n_rows, -1, False)
+        return None, summed.to(grad.dtype)

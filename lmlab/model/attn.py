@@ -31,9 +31,7 @@ class View(NamedTuple):
     causal: bool
     mask: Optional[Tensor] = None  # (1 or B, 1 or H, T, S): boolean, or float to add
     attends_BT: Optional[Tensor] = None  # False where a query has nothing to attend
-    rotate: Optional[str] = None
-    cos: Optional[Tensor] = None
-    sin: Optional[Tensor] = None
+    rotation: Optional[tuple[str, Tensor, Tensor]] = None  # pairing, cos and sin of the new tokens
 
 
 class Attention(nn.Module):
@@ -75,8 +73,7 @@ class Attention(nn.Module):
             seen = _biased(tables.bias_HR, q_pos_BT, k_pos_BS, seen, dtype)
         elif seen is not None and backend == "dense":
             seen = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-        cos, sin = (None if t is None else t.to(dtype) for t in (tables.cos, tables.sin))
-        return View(backend, why, causal, seen, attends_BT, tables.rotate, cos, sin)
+        return View(backend, why, causal, seen, attends_BT, tables.rotation(dtype))
 
     def choose(self, mask: Mask, biased: bool, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
         """The backend, and why: what `attn.backend` says, else a fixed rule of mask, length, device and dtype."""
@@ -100,9 +97,10 @@ class Attention(nn.Module):
         q_BTHC, k_BTKC, v_BTKC = (p.view(B, T, -1, self.head_dim) for p in packed)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHC, k_BTKC = self.q_norm(q_BTHC), self.k_norm(k_BTKC)
-        if view.rotate is not None:
-            turn = self.ops.rope[view.rotate]
-            q_BTHC, k_BTKC = turn(q_BTHC, view.cos, view.sin), turn(k_BTKC, view.cos, view.sin)
+        if view.rotation is not None:
+            pairing, cos, sin = view.rotation
+            turn = self.ops.rope[pairing]
+            q_BTHC, k_BTKC = turn(q_BTHC, cos, sin), turn(k_BTKC, cos, sin)
         if cache is not None:
             k_BTKC, v_BTKC = cache.append(k_BTKC, v_BTKC)
         out_BTHC = self.ops.attention[view.backend](

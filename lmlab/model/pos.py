@@ -26,7 +26,13 @@ class PosTables(NamedTuple):
     cos: Optional[Tensor] = None  # (1 or B, T, 1, d/2)
     sin: Optional[Tensor] = None
     bias_HR: Optional[Tensor] = None  # the bias at distance R between query and key
-    rotate: Optional[str] = None  # how channels pair up: a key of Ops.rope
+    pairing: str = ""  # how channels pair up for the rotation: a key of Ops.rope
+
+    def rotation(self, dtype: torch.dtype) -> Optional[tuple[str, Tensor, Tensor]]:
+        """(pairing, cos, sin) in the dtype of the model: the cast comes last. None when nothing turns."""
+        if self.cos is None or self.sin is None:
+            return None
+        return self.pairing, self.cos.to(dtype), self.sin.to(dtype)
 
 
 class Position(nn.Module):
@@ -99,7 +105,7 @@ class Rope(Position):
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_B: Optional[Tensor] = None) -> PosTables:
         cos, sin = self.angles(q_pos_BT)
-        return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], rotate=self.pairing)
+        return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], pairing=self.pairing)
 
 
 class Alibi(Position):

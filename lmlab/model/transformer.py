@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -100,13 +99,17 @@ class Transformer(nn.Module):
         tables = self.pos.tables(positions_BT, positions_BT, None)
         made: dict[Any, Any] = {}
         views = []
-        for layer, block in enumerate(self.blocks):
-            kind = getattr(block.attn, "kind", layer)
+        for kind, attn in self._attentions():
             if kind not in made:
-                made[kind] = block.attn.prepare(mask, tables, positions_BT, positions_BT, dtype)
-                self._attention_used[_describe(block.attn, made[kind])] = None
+                made[kind] = attn.prepare(mask, tables, positions_BT, positions_BT, dtype)
+                self._attention_used[_describe(attn, made[kind])] = None
             views.append(made[kind])
         return views
+
+    def _attentions(self) -> list[tuple[Any, Any]]:
+        """(kind, attention) of each layer; a part that names no kind is one of its own."""
+        parts: list[Any] = [block.attn for block in self.blocks]
+        return [(getattr(attn, "kind", layer), attn) for layer, attn in enumerate(parts)]
 
     def loss(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Optional[Tensor]) -> Tensor:
         """Σ weight · nats of the targets."""
@@ -119,7 +122,7 @@ class Transformer(nn.Module):
     def compile_blocks(self) -> None:
         """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without
         gradients, and one more per kind once other lengths arrive."""
-        kinds = len({getattr(block.attn, "kind", layer) for layer, block in enumerate(self.blocks)})
+        kinds = len({kind for kind, _ in self._attentions()})
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
         for block in self.blocks:
@@ -161,13 +164,9 @@ def build(
     if any(True for _ in model.buffers()):  # a part's own table: its values would be lost on meta
         with torch.device(device):
             model = Transformer(arch, vocab_size, ops)
-    model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else None
+    else:
+        model.to_empty(device=device)
     model.to(dtype)
     if seed is not None:
         draw_(model, seed)
     return model
-
-
-def expected_loss(vocab_size: int) -> float:
-    """Nats per token of a model that knows nothing: ln V."""
-    return math.log(vocab_size)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,12 +24,11 @@ from torch import Tensor
 
 from lmlab.errors import LmlabError, RunError
 from lmlab.runs.files import FULL, atomic_write, disk_error, plain, sync_dir, to_json
-from lmlab.runs.layout import CHECKPOINTS, checkpoint_path, list_checkpoints
+from lmlab.runs.layout import ASIDE, CHECKPOINTS, checkpoint_path, list_checkpoints
 
 VERSION = 1
 MODEL, STATE, META = "model.safetensors", "state.pt", "meta.json"
 REMEDY = "go on from the checkpoint before it: remove this directory, then run the same command again"
-_LEFTOVER = re.compile(r"^\.(tmp|old)-")
 
 
 @dataclass
@@ -133,7 +131,7 @@ def _write(
     # safetensors refuses tensors that share a storage; parts of one buffer are copied apart
     alone = {n: t.cpu().contiguous() for n, t in stored.items()}
     save_file({n: t.clone() if _is_part(t) else t for n, t in alone.items()}, folder / MODEL)
-    torch.save(state, folder / STATE)
+    _save_state(state, folder / STATE)
     files = {}
     for name in (MODEL, STATE):
         path = folder / name
@@ -143,6 +141,31 @@ def _write(
     meta: dict[str, Any] = {"version": VERSION, "step": step, "content_hash": content_hash(stored)}
     meta |= {"aliases": aliases, "files": files, "config": plain(config)}
     atomic_write(folder / META, to_json({**meta, "checksum": _checksum(meta)}, indent=1) + "\n")
+
+
+def _save_state(state: dict[str, Any], path: Path) -> None:
+    """torch.save, with the OSError of a failed write, which torch replaces by a puzzling one of its own."""
+    with open(path, "wb") as f:
+        sink = _Sink(f)
+        try:
+            torch.save(state, sink)  # type: ignore[arg-type]  # it needs write and flush only
+        except Exception as error:
+            raise sink.error or error from error
+
+
+class _Sink:
+    """Passes bytes on and remembers what went wrong."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.flush = file, file.flush
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def _checksum(meta: dict[str, Any]) -> str:
@@ -158,7 +181,7 @@ def _is_part(tensor: Tensor) -> bool:
 def _publish(temporary: Path, final: Path) -> None:
     """Give a complete directory its final name; one that has it already steps aside and comes back after a kill."""
     sync_dir(temporary)
-    aside = final.with_name(f".old-{final.name}")
+    aside = final.with_name(ASIDE + final.name)
     if final.exists():
         os.rename(final, aside)
     os.rename(temporary, final)
@@ -169,9 +192,9 @@ def _publish(temporary: Path, final: Path) -> None:
 def _recover(folder: Path) -> None:
     """Remove what killed writers left; put back a checkpoint that one had moved aside and not yet replaced."""
     for path in folder.iterdir():
-        if path.name.startswith(".old-") and not (folder / path.name.removeprefix(".old-")).exists():
-            os.rename(path, folder / path.name.removeprefix(".old-"))
-        elif _LEFTOVER.match(path.name):
+        if path.name.startswith(ASIDE) and not (back := folder / path.name.removeprefix(ASIDE)).exists():
+            os.rename(path, back)
+        elif path.name.startswith((ASIDE, ".tmp-")):
             shutil.rmtree(path, ignore_errors=True)
 
 

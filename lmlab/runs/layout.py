@@ -19,7 +19,8 @@ from lmlab.runs.files import sync_dir
 CONFIG, MANIFEST, METRICS, LOG = "config.yaml", "manifest.json", "metrics.jsonl", "log.txt"
 CHECKPOINTS, TOKENIZER, EVAL, PLUGINS = "checkpoints", "tokenizer", "eval", "plugins"
 NOT_RUNS = ("sweeps", "reports")  # folders that lie beside the runs
-_STEP = re.compile(r"^step-(\d{8,})$")
+ASIDE = ".old-"  # a checkpoint of the same step that was being replaced when its writer was killed
+_STEP = re.compile(rf"^({re.escape(ASIDE)})?step-(\d{{8,}})$")
 _NAME = re.compile(r"^(?P<slug>.*?)-?(?P<hash>[0-9a-f]{8})(?:\.old-(?P<old>\d+))?$")
 
 
@@ -58,14 +59,17 @@ def checkpoint_path(run_path: Path, step: int) -> Path:
 
 
 def list_checkpoints(run_path: Path) -> list[CheckpointRef]:
-    """By step, unread and unverified; half-written ones have other names and are not seen."""
+    """By step, unread and unverified; half-written ones have other names and are not seen.
+
+    Changes nothing: one that was moved aside and not replaced is found where it lies.
+    """
     folder = Path(run_path) / CHECKPOINTS
     try:
-        names = os.listdir(folder)
+        names = set(os.listdir(folder))
     except OSError:
         return []
-    found = [CheckpointRef(int(m[1]), folder / name) for name in names if (m := _STEP.match(name))]
-    return sorted(found, key=lambda ref: ref.step)
+    here = {name: m for name in names if (m := _STEP.match(name)) and not (m[1] and name.removeprefix(ASIDE) in names)}
+    return sorted((CheckpointRef(int(m[2]), folder / name) for name, m in here.items()), key=lambda ref: ref.step)
 
 
 def rename_to_free(path: Path) -> Path:

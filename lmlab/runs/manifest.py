@@ -80,12 +80,12 @@ def git(package: Path | None = None) -> dict[str, Any]:
         "utf-8", "replace"
     )
     untracked = sorted(names.split("\n")[:-1])
-    facts: dict[str, Any] = {"sha": sha, "dirty": bool(diff or untracked), "untracked": untracked[:100]}
+    found: dict[str, Any] = {"sha": sha, "dirty": bool(diff or untracked), "untracked": untracked[:100]}
     if diff:
-        facts["diff"] = diff[:MAX_DIFF_BYTES].decode("utf-8", "replace")
-        facts["diff_bytes"] = len(diff)
-        facts["diff_hash"] = hashlib.blake2b(diff, digest_size=16).hexdigest()
-    return facts
+        found["diff"] = diff[:MAX_DIFF_BYTES].decode("utf-8", "replace")
+        found["diff_bytes"] = len(diff)
+        found["diff_hash"] = hashlib.blake2b(diff, digest_size=16).hexdigest()
+    return found
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
@@ -114,7 +114,7 @@ def environment_differences(old: dict[str, Any], new: dict[str, Any]) -> list[st
     """
     differences: list[str] = []
     for section in ENVIRONMENT:
-        a, b = _facts(section, old.get(section)), _facts(section, new.get(section))
+        a, b = facts(section, old), facts(section, new)
         keys = [*a, *(k for k in b if k not in a)]
         if section == "torch" or not a or not b:
             keys = [k for k in keys if k in a and k in b]
@@ -122,8 +122,9 @@ def environment_differences(old: dict[str, Any], new: dict[str, Any]) -> list[st
     return differences
 
 
-def _facts(section: str, value: Any) -> dict[str, Any]:
-    """A section as {dotted key: value}; of git only the sha and the diff's hash, as the diff itself is long."""
+def facts(section: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """A section of a manifest as {dotted key: value}; of git only the sha and the diff's hash, as the diff is long."""
+    value = manifest.get(section)
     if section == "git" and isinstance(value, dict):
         value = {k: value.get(k) for k in ("sha", "diff_hash")}
     flat: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from lmlab.runs.layout import METRICS
 
 Note = Callable[[str], None]
 FOLDER, MARK = "wandb", "mirror.json"
-INIT_TIMEOUT_S = 30
+INIT_TIMEOUT_S = 15
 FINISH_TIMEOUT_S = {"online": 60.0, "offline": 20.0}
 HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 ENV_MODES = {"dryrun": "offline", "run": "online", "shared": "online"}
@@ -105,9 +105,10 @@ def resolve_mode(mode: str) -> str:
 def keep_inside(cache: Path | None) -> None:
     """W&B's logs and staging under our cache, unless the user chose their place; no reports home about errors."""
     root = cache or Path(os.environ.get("LMLAB_CACHE") or Path.home() / ".cache" / "lmlab")
-    for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR"):
-        os.environ.setdefault(variable, str(Path(root).absolute() / "wandb"))
+    os.environ.setdefault("WANDB_CACHE_DIR", str(Path(root).absolute()))  # W&B adds its own name to this one only
+    os.environ.setdefault("WANDB_DATA_DIR", str(Path(root).absolute() / "wandb"))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_SILENT", "true")  # what matters is said here, in one line
 
 
 def has_key(wandb: Any) -> bool:
@@ -198,6 +199,7 @@ class Mirror:
             except Exception as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 self._say(f"W&B: {reason}; offline, later: wandb sync {self._facts.path / FOLDER}/offline-run-*")
+                wandb.teardown()  # its service still holds the id
         return self._open(wandb, "offline")
 
     def _open(self, wandb: Any, mode: str) -> Any:

@@ -46,7 +46,7 @@ class Stepper:
         """Add the batch's gradients into the masters'; returns the mean loss."""
         self.twin.model.train()
         weight = batch.weights_BT.sum().clamp_min(1)
-        loss = torch.zeros((), device=self.device)
+        nats = []
         for micro, first in enumerate(range(0, len(batch.tokens_BT), self.micro_rows)):
             part = batch.rows(first, first + self.micro_rows).to(self.device)
             torch.manual_seed(dropout_seed(self.seed, step, micro))
@@ -59,5 +59,5 @@ class Stepper:
             )
             (out.loss / weight).backward()
             self.twin.collect()
-            loss += out.loss.detach()
-        return loss / weight
+            nats.append(out.loss.detach())
+        return torch.stack(nats).sum() / weight

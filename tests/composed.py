@@ -1,0 +1,106 @@
+"""Small models for the tests, composed from the registry; and weights on which attention is peaked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmlab.kernels.resolve import resolve
+from lmlab.kernels.spec import Auto, Reference
+from lmlab.model import spec as specs
+from lmlab.model.transformer import Transformer, build
+from lmlab.registry import OPTIONS
+
+VOCAB = 97
+MODEL_GROUPS = ("norm", "block", "pos", "attn", "ffn")
+DEFAULT = {"norm": "rmsnorm", "block": "prenorm", "pos": "rope", "attn": "mha", "ffn": "swiglu"}
+SIZES = {"n_layers": 2, "d_model": 64, "n_heads": 4, "seq_len": 16}
+
+
+def arch(**chosen: Any) -> specs.Arch:
+    """arch(norm="layernorm", attn=("gqa", {"window": 3}), model={"n_layers": 1}); the rest is the default."""
+    sizes = SIZES | chosen.pop("model", {})
+    parts = {}
+    for group, choice in (DEFAULT | chosen).items():
+        name, fields = (choice, {}) if isinstance(choice, str) else choice
+        parts[group] = OPTIONS[group][name](**fields)
+    return specs.Arch(model=specs.Decoder(**sizes), **parts)
+
+
+def model(
+    dtype: torch.dtype = torch.float64, *, kernels: str = "auto", seed: int = 0, vocab: int = VOCAB, **chosen: Any
+) -> Transformer:
+    """A drawn model on the CPU, in eval mode."""
+    spec = Reference() if kernels == "reference" else Auto()
+    return build(arch(**chosen), vocab, resolve(spec, "cpu", dtype), seed=seed, device="cpu", dtype=dtype).eval()
+
+
+def rows(B: int = 2, T: int = 16, *, vocab: int = VOCAB, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Random tokens (B, T) and their positions."""
+    tokens = torch.randint(vocab, (B, T), generator=torch.Generator().manual_seed(seed))
+    return tokens, torch.arange(T).expand(B, T)
+
+
+def peaked(net: Transformer, T: int = 16) -> Transformer:
+    """The model with q and k scaled until the mean largest attention weight of the last row is at least 0.5."""
+    with torch.no_grad():
+        for _ in range(24):
+            if last_row_peak(net, T) >= 0.5:
+                return net
+            for block in net.blocks:
+                norms = [block.attn.q_norm, block.attn.k_norm]
+                for part in norms if norms[0] is not None else [block.attn.q, block.attn.k]:
+                    part.weight.mul_(1.5)
+    raise AssertionError("attention did not become peaked")
+
+
+def last_row_peak(net: Transformer, T: int) -> float:
+    """Mean over layers, rows and heads of the largest attention weight of the last token."""
+    peaks: list[float] = []
+    attns = [block.attn for block in net.blocks]
+
+    def spied(inner: Any) -> Any:
+        def attention(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+            k_all = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+            scores = torch.einsum("bhc,bshc->bhs", q[:, -1], k_all) * how["scale"]
+            mask = how["mask"]
+            if mask is not None:
+                last = mask[:, :, -1]
+                scores = scores.masked_fill(~last, float("-inf")) if last.dtype == torch.bool else scores + last
+            peaks.append(scores.softmax(-1).amax(-1).mean().item())
+            return inner(q, k, v, **how)
+
+        return attention
+
+    before = [attn.ops for attn in attns]
+    for attn in attns:
+        attn.ops = dataclasses.replace(attn.ops, attention={n: spied(f) for n, f in attn.ops.attention.items()})
+    net(*rows(2, T, vocab=net.dims.vocab_size))
+    for attn, ops in zip(attns, before, strict=True):
+        attn.ops = ops
+    return sum(peaks) / len(peaks)
+
+
+def close(a: Tensor, b: Tensor, tol: float = 1e-10) -> None:
+    """max |a − b| over max(1, max |b|), as SEMANTICS of equal routes has it."""
+    assert a.shape == b.shape
+    error = ((a - b).abs().max() / max(1.0, b.abs().max().item())).item()
+    assert error <= tol, f"off by {error:.3g}, allowed {tol:g}"
+
+
+def grads(net: Transformer, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """The gradient of the loss by parameter name."""
+    net.zero_grad(set_to_none=True)
+    net(*args, **kwargs).loss.backward()
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+def same_grads(a: dict[str, Tensor], b: dict[str, Tensor], tol: float) -> None:
+    """‖a − b‖ / ‖b‖ per tensor."""
+    assert a.keys() == b.keys()
+    off = {n: ((a[n].double() - b[n].double()).norm() / b[n].double().norm().clamp_min(1e-12)).item() for n in a}
+    worst = max(off, key=lambda name: off[name])
+    assert off[worst] <= tol, f"{worst} is off by {off[worst]:.3g}, allowed {tol:g}"

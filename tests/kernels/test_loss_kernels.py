@@ -1,0 +1,73 @@
+"""The loss from hidden states: plain against torch, chunked against plain, outputs and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.composed import close
+from lmlab.kernels import loss
+from lmlab.kernels.loss import chunked_linear_cross_entropy, linear_cross_entropy
+
+FORMS = [pytest.param(linear_cross_entropy, id="plain"), pytest.param(chunked_linear_cross_entropy, id="chunked")]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 16)
+
+
+def sample(dtype, N=50, D=24, V=61):
+    hidden, head = torch.randn(N, D).to(dtype).requires_grad_(), torch.randn(V, D).to(dtype).requires_grad_()
+    weights = torch.rand(N) * (torch.arange(N) % 5 != 0)
+    return hidden, head, torch.randint(V, (N,)), weights
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_loss_is_torchs_cross_entropy_in_float64(form, scale):
+    hidden, head, targets, weights = sample(torch.float64)
+    got = form(hidden, head, targets, weights, scale)
+    want = (F.cross_entropy(scale * hidden @ head.T, targets, reduction="none") * weights).sum()
+    assert got.dtype == torch.float64
+    close(got, want)
+    ours, theirs = (torch.autograd.grad(total / 7, (hidden, head)) for total in (got, want))
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)], ids=["fp32", "bf16"])
+def test_chunked_agrees_with_plain(dtype, tol):
+    hidden, head, targets, weights = sample(dtype)
+    plain, chunked = (f(hidden, head, targets, weights, 0.7) for f in (linear_cross_entropy, chunked_linear_cross_entropy))
+    assert chunked.dtype == plain.dtype == torch.float32
+    assert abs(chunked.item() / plain.item() - 1) < 1e-5
+    exact = [t.detach().double().requires_grad_() for t in (hidden, head)]
+    want = torch.autograd.grad(linear_cross_entropy(*exact, targets, weights, 0.7), exact)
+    for got, ref in zip(torch.autograd.grad(chunked, (hidden, head)), want, strict=True):
+        assert got.dtype == dtype
+        assert (got.double() - ref).norm() / ref.norm() < tol
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_target_counts_when_all_weights_are_zero(form):
+    hidden, head, targets, weights = sample(torch.float32)
+    total = form(hidden, head, targets, torch.zeros_like(weights), 1.0)
+    assert total.item() == 0
+    assert all(g.abs().max() == 0 for g in torch.autograd.grad(total, (hidden, head)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_improbable_target_is_finite(form):
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    total = form(hidden, torch.tensor([[200.0], [0.0]]), torch.tensor([1]), torch.ones(1), 1.0)
+    assert total.item() == 200.0
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    hidden, head, targets, weights = sample(torch.float32)
+    chunked_linear_cross_entropy(hidden.detach(), head, targets, weights, 1.0).backward()
+    assert head.grad is not None
+    with torch.no_grad():
+        assert not chunked_linear_cross_entropy(hidden, head, targets, weights, 1.0).requires_grad

@@ -1,0 +1,168 @@
+"""Positions: rotations, sinusoids, learned tables, ALiBi."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.composed import close, model, peaked, rows
+from lmlab.errors import ConfigError, LmlabError
+from lmlab.kernels.resolve import resolve
+from lmlab.kernels.spec import Auto
+from lmlab.model import spec as specs
+from lmlab.model.dims import Dims
+from lmlab.model.pos import Alibi, Learned, NoPosition, Rope, Sinusoidal, alibi_slopes
+
+OPS = resolve(Auto(), "cpu", torch.float64)
+DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16)
+
+
+def rotated(x_BTHC, positions, pairing="half", **fields):
+    tables = Rope(specs.Rope(pairing=pairing, **fields), DIMS, OPS).tables(positions, positions)
+    kind, cos, sin = tables.rotation(x_BTHC.dtype)
+    return OPS.rope[kind](x_BTHC, cos, sin)
+
+
+def at(*positions):
+    return torch.tensor([positions])
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_rope_is_relative(pairing):
+    q, k = torch.randn(2, 1, 1, 1, 8).double()
+    score = lambda m, n: (rotated(q, at(m), pairing) * rotated(k, at(n), pairing)).sum()  # noqa: E731
+    for m, n, shift in ((5, 2, 7), (3, 3, 100), (90, 1, 5000)):
+        close(score(m, n), score(m + shift, n + shift), 1e-9)
+    assert abs(score(5, 2) - score(6, 2)) > 1e-3
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_rope_keeps_norms_and_position_zero(pairing):
+    x = torch.randn(1, 3, 4, 8).double()
+    out = rotated(x, at(0, 7, 4097), pairing)
+    close(out.norm(dim=-1), x.norm(dim=-1))
+    close(out[:, 0], x[:, 0])
+
+
+def test_half_is_interleaved_under_a_fixed_permutation():
+    x = torch.randn(1, 5, 4, 8).double()
+    order = torch.arange(8).view(4, 2).T.flatten()  # 0 2 4 6 1 3 5 7
+    positions = torch.arange(5)[None]
+    close(rotated(x, positions, "interleaved")[..., order], rotated(x[..., order], positions, "half"))
+
+
+def test_rope_fraction_leaves_the_rest():
+    x = torch.randn(1, 5, 4, 8).double()
+    out = rotated(x, torch.arange(5)[None], fraction=0.5)
+    close(out[..., 4:], x[..., 4:])
+    close(out[..., :4], rotated_by_formula(x[..., :4]))
+
+
+def rotated_by_formula(x):
+    angle = torch.arange(5).double()[:, None] * 10000.0 ** (-torch.arange(0, 4, 2).double() / 4)
+    cos, sin = angle.cos()[None, :, None], angle.sin()[None, :, None]
+    a, b = x[..., :2], x[..., 2:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def test_angles_are_exact_far_out():
+    cos, sin = Rope(specs.Rope(), DIMS, OPS).angles(at(0, 70001))
+    for i in range(4):
+        assert abs(cos[0, 1, i].item() - math.cos(70001 * 10000 ** (-2 * i / 8))) < 1e-10
+        assert abs(sin[0, 1, i].item() - math.sin(70001 * 10000 ** (-2 * i / 8))) < 1e-10
+
+
+def test_tables_are_kept_and_grow():
+    rope = Rope(specs.Rope(), DIMS, OPS)
+    rope.tables(*[torch.arange(5)[None]] * 2)
+    first = rope.angles.table
+    rope.tables(*[torch.arange(200)[None]] * 2)
+    assert rope.angles.table is first
+    rope.tables(*[torch.arange(300)[None]] * 2)
+    assert rope.angles.table[0].shape[0] >= 300
+    assert not list(rope.buffers())
+
+
+def test_rows_that_share_positions_share_a_table_row():
+    rope = Rope(specs.Rope(), DIMS, OPS)
+    same, own = torch.arange(5).repeat(3, 1), torch.arange(15).view(3, 5)
+    assert rope.tables(same, same).cos.shape[0] == 1
+    assert rope.tables(own, own).cos.shape[0] == 3
+
+
+def test_an_odd_rotary_width_is_refused():
+    with pytest.raises(ConfigError, match=r"`pos.fraction` 0.4 of `attn.head_dim` 8 turns 3 channels"):
+        Rope(specs.Rope(fraction=0.4), DIMS, OPS)
+
+
+def test_sinusoidal_is_the_paper_and_shifts_by_a_rotation():
+    pos = Sinusoidal(specs.Sinusoidal(), DIMS, OPS)
+    table = pos.embed(torch.zeros(1, 40, 32).double(), torch.arange(40)[None])[0]
+    for p, i in ((0, 0), (3, 1), (39, 15)):
+        theta = 10000 ** (-2 * i / 32)
+        assert abs(table[p, 2 * i].item() - math.sin(p * theta)) < 1e-12
+        assert abs(table[p, 2 * i + 1].item() - math.cos(p * theta)) < 1e-12
+    pairs = torch.complex(table[:, 1::2], table[:, ::2])  # e^(i·p·θ)
+    turn = pairs[7] / pairs[0]
+    assert (pairs[:-7] * turn - pairs[7:]).abs().max() < 1e-12
+
+
+def test_learned_refuses_past_its_table():
+    pos = Learned(specs.Learned(), DIMS, OPS)
+    assert pos.weight.shape == (16, 32)
+    with pytest.raises(LmlabError, match=r"16 positions .* position 16 was asked for"):
+        pos.embed(torch.zeros(1, 17, 32), torch.arange(17)[None])
+    with pytest.raises(LmlabError, match="position 99"):
+        pos.embed(torch.zeros(1, 1, 32), at(99))
+    assert Learned(specs.Learned(max_len=40), DIMS, OPS).weight.shape[0] == 40
+
+
+def test_alibi_bias_is_minus_slope_times_distance():
+    tables = Alibi(specs.Alibi(), DIMS, OPS).tables(at(3, 4), at(0, 1, 2, 3, 4))
+    want = -torch.tensor(alibi_slopes(4)).double()[:, None] * torch.arange(5)
+    close(tables.bias_HR, want)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 48])
+def test_alibi_slopes_are_the_official_ones(n_heads):
+    def official(n):
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    closest = 2 ** math.floor(math.log2(n_heads))
+    want = official(closest)
+    if closest != n_heads:
+        want += official(2 * closest)[0::2][: n_heads - closest]
+    assert alibi_slopes(n_heads) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("part", [NoPosition(specs.NoPosition(), DIMS, OPS), Rope(specs.Rope(), DIMS, OPS), Alibi(specs.Alibi(), DIMS, OPS)], ids=lambda p: type(p).__name__)
+def test_nothing_is_added_to_embeddings(part):
+    x = torch.randn(1, 4, 32)
+    assert part.embed(x, torch.arange(4)[None]) is x
+
+
+@pytest.mark.parametrize("pos", ["rope", "alibi", "none"])
+def test_a_shift_of_all_positions_changes_nothing(pos):
+    net = peaked(model(pos=pos))
+    tokens, positions = rows()
+    with torch.no_grad():
+        close(net(tokens, positions + 5000).logits_BTV, net(tokens, positions).logits_BTV, 1e-9)
+
+
+@pytest.mark.parametrize("pos", ["rope", "alibi", "sinusoidal"])
+def test_positions_past_the_training_length_are_right(pos):
+    net = peaked(model(pos=pos))
+    tokens, positions = rows(T=40)
+    with torch.no_grad():
+        net(tokens[:, :8], positions[:, :8])
+        first = net(tokens, positions).logits_BTV
+        close(first, model_like(net, pos)(tokens, positions).logits_BTV)
+
+
+def model_like(net, pos):
+    fresh = model(pos=pos, seed=5)
+    fresh.load_state_dict(net.state_dict())
+    return fresh

@@ -1,0 +1,279 @@
+"""The whole decoder: causality, packing, padding, precision, twins, counts."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+from lmlab.errors import LmlabError
+from lmlab.kernels.resolve import resolve
+from lmlab.kernels.spec import Auto
+from lmlab.model.transformer import Transformer, build
+from lmlab.registry import OPTIONS
+from tests.composed import VOCAB, arch, close, grads, model, peaked, rows, same_grads
+
+POS, ATTN = ("none", "sinusoidal", "learned", "rope", "alibi"), ("mha", "mqa", "gqa")
+NORM, BLOCK = ("layernorm", "rmsnorm"), ("prenorm", "postnorm")
+EVERY = [dict(zip(("pos", "attn", "norm", "block"), c, strict=True)) for c in itertools.product(POS, ATTN, NORM, BLOCK)]
+LAYOUTS = list(itertools.product(POS, ATTN, ("sdpa", "dense")))
+
+
+def composed(pos: str, attn: str, backend: str) -> Transformer:
+    return peaked(model(pos=pos, attn=(attn, {"backend": backend})))
+
+
+@pytest.mark.parametrize("chosen", EVERY, ids=lambda c: "-".join(c.values()))
+def test_it_is_causal_by_edit_and_by_gradient(chosen):
+    net = peaked(model(**chosen))
+    tokens, positions = rows(1)
+    edited = tokens.clone()
+    edited[0, 9] = (edited[0, 9] + 1) % VOCAB
+    with torch.no_grad():
+        before, after = net(tokens, positions).logits_BTV, net(edited, positions).logits_BTV
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
+    seen: list[torch.Tensor] = []
+    handle = net.embed.register_forward_hook(lambda *_: None)
+    handle.remove()
+    x = embedded(net, seen)
+    net(tokens, positions).logits_BTV[0, 9].sum().backward()
+    reached = x()[0].grad[0].abs().sum(-1)
+    assert (reached[:10] > 0).all()
+    assert (reached[10:] == 0).all()
+
+
+def embedded(net: Transformer, seen: list[torch.Tensor]):
+    """Catches the embeddings of the next forward, so that the gradient reaches them one by one."""
+    inner = net.ops.embedding
+
+    def spied(ids, weight):
+        out = inner(ids, weight)
+        if ids.shape[-1] == 16 and weight is net.embed.weight:
+            out.retain_grad()
+            seen.append(out)
+        return out
+
+    object.__setattr__(net, "ops", copy.copy(net.ops))
+    object.__setattr__(net.ops, "embedding", spied)
+    return lambda: seen
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_causality_holds_in_training_with_one_dropout_draw(training):
+    net = model(model={"dropout": 0.3}, attn=("mha", {"dropout": 0.3})).train(training)
+    tokens, positions = rows(1)
+    edited = tokens.clone()
+    edited[0, 9] = (edited[0, 9] + 1) % VOCAB
+    outs = []
+    for t in (tokens, edited):
+        torch.manual_seed(0)
+        outs.append(net(t, positions).logits_BTV.detach())
+    assert torch.equal(outs[0][:, :9], outs[1][:, :9])
+
+
+@pytest.mark.parametrize(("pos", "attn", "backend"), LAYOUTS)
+def test_a_packed_document_is_the_document_alone(pos, attn, backend):
+    net = composed(pos, attn, backend)
+    tokens, _ = rows(2)
+    ids = torch.tensor([[0] * 5 + [1] * 7 + [2] * 4, [4] * 9 + [7] * 7])
+    positions = torch.tensor([[*range(5), *range(7), *range(4)], [*range(9), *range(7)]])
+    with torch.no_grad():
+        packed = net(tokens, positions, documents_BT=ids).logits_BTV
+        for row, doc in ((0, 0), (0, 1), (0, 2), (1, 4), (1, 7)):
+            own = (ids[row] == doc).nonzero()[:, 0]
+            alone = net(tokens[row, own][None], torch.arange(len(own))[None]).logits_BTV
+            close(packed[row, own], alone[0])
+
+
+@pytest.mark.parametrize(("pos", "attn", "backend"), LAYOUTS)
+def test_a_left_padded_row_is_the_row_alone(pos, attn, backend):
+    net = composed(pos, attn, backend)
+    tokens, _ = rows(2)
+    valid = torch.ones(2, 16, dtype=torch.bool)
+    valid[1, :6] = False
+    positions = (valid.cumsum(-1) - 1).clamp_min(0)
+    with torch.no_grad():
+        padded = net(tokens, positions, valid_BT=valid).logits_BTV
+        alone = net(tokens[1:, 6:], torch.arange(10)[None]).logits_BTV
+    assert padded.isfinite().all()
+    close(padded[1:, 6:], alone)
+
+
+def test_padding_leaves_gradients_finite_and_equal_to_the_row_alone():
+    net = peaked(model(pos="alibi", attn="gqa"))
+    tokens, _ = rows(1)
+    valid = torch.arange(16)[None] >= 6
+    padded = grads(net, tokens, (valid.cumsum(-1) - 1).clamp_min(0), valid_BT=valid, targets_BT=tokens, weights_BT=valid.float())
+    same_grads(padded, grads(net, tokens[:, 6:], torch.arange(10)[None], targets_BT=tokens[:, 6:]), 1e-9)
+
+
+def test_documents_with_a_window():
+    net = peaked(model(attn=("gqa", {"window": 3})))
+    tokens, _ = rows(1)
+    ids = torch.tensor([[0] * 8 + [1] * 8])
+    with torch.no_grad():
+        packed = net(tokens, torch.arange(8).repeat(2)[None], documents_BT=ids).logits_BTV
+        close(packed[:, 8:], net(tokens[:, 8:], torch.arange(8)[None]).logits_BTV)
+
+
+def test_positions_alone_do_not_hide_anything():
+    """Positions that start again without document ids must not let a token see the future."""
+    net = peaked(model())
+    tokens, _ = rows(1)
+    positions = torch.arange(8).repeat(2)[None]
+    edited = tokens.clone()
+    edited[0, 12] = (edited[0, 12] + 1) % VOCAB
+    with torch.no_grad():
+        close(net(tokens, positions).logits_BTV[:, :12], net(edited, positions).logits_BTV[:, :12], 0.0)
+
+
+def test_loss_is_the_weighted_sum_of_nats_of_the_logits():
+    net = model(kernels="reference")
+    tokens, positions = rows()
+    targets, weights = tokens.roll(-1, 1), torch.rand(2, 16)
+    out = net(tokens, positions, targets_BT=targets, weights_BT=weights)
+    assert out.logits_BTV is None
+    assert out.loss.shape == ()
+    assert out.stats == (None, None)
+    nats = -net(tokens, positions).logits_BTV.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    close(out.loss, (nats * weights).sum())
+    close(net(tokens, positions, targets_BT=targets).loss, nats.sum())
+
+
+@pytest.mark.parametrize(("dtype", "loss"), [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)], ids=str)
+@pytest.mark.parametrize("pos", POS)
+def test_precision_goes_all_the_way(dtype, loss, pos):
+    tokens, positions = rows()
+    net = model(dtype, pos=pos)
+    out = net(tokens, positions, targets_BT=tokens)
+    assert out.loss.dtype == loss
+    assert net(tokens, positions).logits_BTV.dtype == dtype
+    assert all(g.dtype == dtype for g in grads(net, tokens, positions, targets_BT=tokens).values())
+
+
+@pytest.mark.parametrize("pos", POS)
+def test_fp32_is_float64_to_rounding(pos):
+    wide = peaked(model(pos=pos))
+    narrow = copy.deepcopy(wide).float()
+    tokens, positions = rows()
+    with torch.no_grad():
+        exact = wide(tokens, positions).logits_BTV
+        close(narrow(tokens, positions).logits_BTV.double(), exact, 2e-5 * max(1, exact.abs().max().item()))
+
+
+@pytest.mark.parametrize("pos", POS)
+def test_the_bf16_twin_has_the_same_tree_and_the_same_loss(pos):
+    master = model(torch.float32, pos=pos, model={"tie_embeddings": False})
+    twin = copy.deepcopy(master).to(torch.bfloat16)
+    assert [n for n, _ in twin.named_parameters()] == [n for n, _ in master.named_parameters()]
+    assert not set(map(id, twin.parameters())) & set(map(id, master.parameters()))
+    tokens, positions = rows()
+    losses = [net(tokens, positions, targets_BT=tokens).loss.item() for net in (master, twin)]
+    assert abs(losses[1] / losses[0] - 1) < 5e-3
+
+
+def test_names_are_canonical_and_unpacked():
+    net = model(norm="layernorm", pos="learned", attn=("gqa", {"qk_norm": "head"}), model={"tie_embeddings": False, "n_layers": 1})
+    block = ["norm1", "attn.q", "attn.k", "attn.v", "attn.o", "attn.q_norm", "attn.k_norm", "norm2", "ffn.gate", "ffn.up", "ffn.down"]
+    want = {f"blocks.0.{n}.weight" for n in block} | {"blocks.0.norm1.bias", "blocks.0.norm2.bias", "norm.bias"}
+    assert set(net.state_dict()) == want | {"embed.weight", "pos.weight", "norm.weight", "head.weight"}
+
+
+def test_a_tied_head_has_no_parameter_of_its_own():
+    tied, own = (model(model={"tie_embeddings": tie}) for tie in (True, False))
+    assert "head.weight" not in tied.state_dict()
+    assert tied.head_weight is tied.embed.weight
+    assert set(own.state_dict()) - set(tied.state_dict()) == {"head.weight"}
+
+
+def test_postnorm_has_no_final_norm():
+    assert "norm.weight" in model(block="prenorm").state_dict()
+    assert "norm.weight" not in model(block="postnorm").state_dict()
+
+
+def test_it_is_counted_on_meta():
+    spec = arch(model={"n_layers": 24, "d_model": 2048, "n_heads": 16, "seq_len": 2048})
+    with torch.device("meta"):
+        net = Transformer(spec, 50304, resolve(Auto(), torch.device("meta"), torch.float32))
+    n_block = 4 * 2048**2 + 3 * 2048 * 5464 + 2 * 2048
+    assert sum(p.numel() for p in net.parameters()) == 24 * n_block + 50304 * 2048 + 2048
+
+
+def test_per_block_counts_are_12_d_squared():
+    plain = model(ffn="relu", model={"n_layers": 1}).blocks[0]
+    assert sum(p.numel() for p in plain.parameters() if p.ndim == 2) == 12 * 64**2
+
+
+def test_logit_scale():
+    assert model(block="postnorm").logit_scale == pytest.approx(1 / 8)
+    assert model(block="postnorm", model={"tie_embeddings": False}).logit_scale == 1
+    assert model().logit_scale == 1
+    tokens, positions = rows()
+    plain, scaled = model(), model(model={"logit_scale": 0.5})
+    close(scaled(tokens, positions).logits_BTV, 0.5 * plain(tokens, positions).logits_BTV)
+
+
+def test_dropout_reaches_embedding_and_branches_and_stops_in_eval():
+    net = model(model={"dropout": 0.5})
+    tokens, positions = rows()
+    assert torch.equal(net(tokens, positions).logits_BTV, net(tokens, positions).logits_BTV)
+    net.train()
+    torch.manual_seed(0)
+    first = net(tokens, positions).logits_BTV
+    torch.manual_seed(0)
+    assert torch.equal(net(tokens, positions).logits_BTV, first)
+    assert not torch.equal(net(tokens, positions).logits_BTV, first)
+
+
+def test_it_runs_under_deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
+        for chosen in ({}, {"pos": "learned", "norm": "layernorm"}, {"pos": "alibi", "attn": "gqa"}):
+            net = model(torch.bfloat16, **chosen)
+            tokens, positions = rows()
+            first, second = (grads(net, tokens, positions, targets_BT=tokens) for _ in range(2))
+            assert all(torch.equal(first[n], second[n]) for n in first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_cache_is_refused():
+    with pytest.raises(LmlabError, match="keeps no cache"):
+        model()(*rows(), cache=object())
+
+
+def test_a_plug_in_part_with_buffers_of_its_own_is_built(monkeypatch):
+    class Rotating(torch.nn.Module):
+        """An attention that is not ours: a fixed table as a buffer, a vector and a matrix with names nobody knows."""
+
+        def __init__(self, spec, dims, ops, layer):
+            super().__init__()
+            self.register_buffer("table", torch.arange(dims.d_model).float())
+            self.mix = torch.nn.Parameter(torch.empty(dims.d_model, dims.d_model))
+            self.gain = torch.nn.Parameter(torch.empty(dims.d_model))
+
+        def prepare(self, mask, tables, q_pos, k_pos, dtype):
+            return None
+
+        def forward(self, x_BTD, view, cache=None):
+            return (x_BTD + self.table) @ self.mix * self.gain
+
+    spec = arch()
+    monkeypatch.setattr("lmlab.model.attn.Attention", Rotating)
+    net = build(spec, VOCAB, resolve(Auto(), "cpu", torch.float32), seed=0, device="cpu")
+    attn = net.blocks[1].attn
+    assert torch.equal(attn.table, torch.arange(64).float())
+    assert torch.equal(attn.gain, torch.ones(64))
+    assert 0.015 < attn.mix.std() < 0.025
+    assert net(*rows()).logits_BTV.isfinite().all()
+    assert net.paths()["attention"] == "Rotating"
+
+
+def test_every_option_of_the_model_groups_is_covered_here():
+    assert set(POS) == set(OPTIONS["pos"])
+    assert set(BLOCK) == set(OPTIONS["block"])
+    assert set(NORM) == set(OPTIONS["norm"])
+    assert set(ATTN) == set(OPTIONS["attn"])

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.runs import wandb_mirror
+from lmlab.runs.claim import is_claimed
+from lmlab.runs.metrics import Metrics
+from lmlab.runs.wandb_mirror import Mirror
+from tests.runs.wandb_file import offline_files, read
+
+CONFIG = {"version": 1, "norm": {"name": "rmsnorm", "eps": 1e-06}, "optim": {"betas": [0.9, 0.95]}, "name": None}
+SPEC: dict[str, Any] = {"mode": "offline", "project": "proj", "entity": None, "group": None, "tags": [], "notes": "why"}
+ROWS = [{"step": s, "train/loss": 1 / s, "val/loss": None, "probe/0/rms": 0.5 + s} for s in range(1, 8)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_mirror, "_said", set())
+
+
+def start(run: Path, said: list[str] | None = None, **spec: Any) -> Mirror:
+    note = None if said is None else said.append
+    extra = {"group": "sweep-1", "tags": ["a b", "c"], "note": note}
+    return wandb_mirror.start(SPEC | spec, run_path=run, run_id="0123abcd", name="the-run", config=CONFIG, **extra)
+
+
+def logged(row: dict[str, Any]) -> dict[str, Any]:
+    """A history row without what W&B adds."""
+    return {key: value for key, value in row.items() if not key.startswith("_")}
+
+
+def test_offline_file_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    run = tmp_path / "run"
+    mirror = start(run)
+    for row in ROWS:
+        mirror.log(row)
+    mirror.finish({"val/loss": 1.25, "test/bits_per_byte": float("nan"), "path": run}, 3)
+    found = read(offline_files(run)[0])
+    assert found.config == CONFIG
+    assert [logged(row) for row in found.rows] == ROWS
+    assert [row["_step"] for row in found.rows] == [row["step"] for row in ROWS]
+    assert found.step_metric["*"] == "step"
+    assert found.summary["val/loss"] == 1.25
+    assert found.summary["test/bits_per_byte"] is None
+    assert found.exit_code == 3
+    assert (found.name, found.group, found.project, found.notes, found.tags) == (
+        "the-run", "sweep-1", "proj", "why", ["a b", "c"],
+    )  # fmt: skip
+    assert found.id.startswith("0123abcd-")
+    assert list((tmp_path / "cwd").iterdir()) == []
+    assert [p.name for p in run.iterdir()] == ["wandb"]
+
+
+def test_resumed_run_sends_what_was_missed_and_nothing_twice(tmp_path: Path) -> None:
+    """Rows 1–4 in the first life; the file then holds 1–3 and 5 (never mirrored); the second life logs 4, 5, 6, 7."""
+    mirror = start(tmp_path)
+    for row in ROWS[:4]:
+        mirror.log(row)
+    mirror.finish({}, 130)
+    with Metrics(tmp_path / "metrics.jsonl") as rows:
+        for row in (*ROWS[:3], ROWS[4]):
+            rows.append(row)
+    mirror = start(tmp_path)
+    for row in ROWS[3:]:
+        mirror.log(row)
+    mirror.finish({}, 0)
+    first, second = (read(path) for path in offline_files(tmp_path))
+    assert first.id == second.id
+    assert [row["step"] for row in first.rows + second.rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert (first.exit_code, second.exit_code) == (130, 0)
+
+
+def test_run_set_aside_and_trained_anew_has_another_id(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        start(tmp_path / name).finish({}, 0)
+    ids = {read(offline_files(tmp_path / name)[0]).id for name in ("a", "b")}
+    assert len(ids) == 2
+
+
+def test_starting_and_logging_take_no_time(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    mirror = start(tmp_path)
+    for step in range(1000):
+        mirror.log({"step": step})
+    assert time.perf_counter() - started < 0.2
+    mirror.finish({}, 0)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from lmlab.runs import wandb_mirror
+from lmlab.runs.rundir import RunDir
+run = RunDir(sys.argv[1])
+with run.claim():
+    mirror = wandb_mirror.start({"mode": "offline"}, run_path=run.path, run_id="0123abcd", name="n", config={})
+    for step in (1, 2, 3): mirror.log({"step": step})
+    while '"step": 3' not in (run.path / "wandb" / "mirror.json").read_text() if (run.path / "wandb" / "mirror.json").exists() else True:
+        time.sleep(0.02)
+    print("ready", flush=True)
+    time.sleep(60)
+"""  # noqa: E501
+
+
+def test_killed_run_leaves_no_process_that_holds_the_claim(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert is_claimed(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not is_claimed(tmp_path)
+    deadline = time.monotonic() + 15
+    while len(read(offline_files(tmp_path)[0]).rows) < 3 and time.monotonic() < deadline:
+        time.sleep(0.2)  # its service notices that it is gone, and writes what it has
+    assert [row["step"] for row in read(offline_files(tmp_path)[0]).rows] == [1, 2, 3]
+
+
+# ---------------------------------------------------------------- what can go wrong
+
+
+def test_without_wandb_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    said: list[str] = []
+    for name in ("a", "b"):
+        mirror = start(tmp_path / name, said)
+        mirror.log(ROWS[0])
+        mirror.finish({}, 0)
+    assert said == ["W&B is not installed: nothing is mirrored (wandb.mode=disabled says so for good)"]
+
+
+def test_without_a_key_auto_is_offline_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said: list[str] = []
+    for name in ("a", "b"):
+        mirror = start(tmp_path / name, said, mode="auto")
+        mirror.log(ROWS[0])
+        mirror.finish({}, 0)
+        assert len(read(offline_files(tmp_path / name)[0]).rows) == 1
+    assert len(said) == 1
+    assert said[0].startswith("W&B: no key, so offline")
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "becomes"),
+    [
+        ("auto", None, "auto"),
+        ("auto", "disabled", "disabled"),
+        ("auto", "offline", "offline"),
+        ("auto", "dryrun", "offline"),
+        ("auto", "online", "online"),
+        ("disabled", "online", "disabled"),
+        ("offline", "online", "offline"),
+        ("online", "disabled", "online"),
+    ],
+)
+def test_mode(monkeypatch: pytest.MonkeyPatch, mode: str, environment: str | None, becomes: str) -> None:
+    monkeypatch.delenv("WANDB_DISABLED", raising=False)
+    monkeypatch.delenv("WANDB_MODE") if environment is None else monkeypatch.setenv("WANDB_MODE", environment)
+    assert wandb_mirror.resolve_mode(mode) == becomes
+
+
+def test_disabled_leaves_nothing(tmp_path: Path) -> None:
+    mirror = start(tmp_path / "run", mode="disabled")
+    mirror.log(ROWS[0])
+    mirror.finish({}, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_network_goes_on_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setitem(wandb_mirror.QUIET, "init_timeout", 1)
+    said: list[str] = []
+    mirror = start(tmp_path, said, mode="online")
+    for row in ROWS:
+        mirror.log(row)
+    mirror.finish({"val/loss": 2.0}, 0)
+    assert len(said) == 1
+    assert "offline, later: wandb sync" in said[0]
+    found = read(offline_files(tmp_path)[-1])
+    assert [logged(row) for row in found.rows] == ROWS
+    assert found.exit_code == 0
+
+
+def test_failing_mirror_never_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Mirror, "_send", broken)
+    said: list[str] = []
+    mirror = start(tmp_path, said)
+    mirror.log(ROWS[0])
+    mirror.finish({}, 0)
+    mirror.finish({}, 0)
+    assert said == ["W&B mirrors nothing more: no space (the run goes on)"]
+    (tmp_path / "file").write_text("")
+    start(tmp_path / "file", said).finish({}, 0)
+
+
+def test_slow_mirror_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mirror, "_init", lambda self: time.sleep(5))
+    monkeypatch.setitem(wandb_mirror.FINISH_TIMEOUT_S, "offline", 0.05)
+    said: list[str] = []
+    started = time.perf_counter()
+    start(tmp_path, said).finish({}, 0)
+    assert time.perf_counter() - started < 1
+    assert "was left behind" in said[0]
