@@ -23,8 +23,8 @@ def load(
     """
     import torch
 
-    from lmlab.cli.opened import checkpoint_of, computed_model, experiment_of
     from lmlab.data.tokenizer import Tokenizer
+    from lmlab.opened import checkpoint_of, computed_model, experiment_of
     from lmlab.runs.find import Found, resolve
     from lmlab.runs.rundir import RunDir
 

@@ -1,8 +1,8 @@
 """The catalogue: which options each group has, and the dataclass that describes each of them. Torch-free.
 
 A part is one `Spec` subclass under `@option(group, name, build="module:Class")`. Its fields are what a user may set,
-each made by `setting(default, help, ...)`, which carries the help text, the bounds, and whether the field enters a run's
-identity. Everything else (Hydra's schema, completion, `lmlab options`, checkpoints) reads this table.
+each made by `setting(default, help, ...)`, which carries the help text, the bounds, and whether the field enters a
+run's identity. Everything else (Hydra's schema, completion, `lmlab options`, checkpoints) reads this table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def option(group: str, name: str, *, build: str = "") -> Callable[[type[T]], typ
         made: Any = dataclass(cls)
         known = OPTIONS.setdefault(group, {}).get(name)
         if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
-            raise ConfigError(f"`{group}={name}` is already defined by {known.__module__}", "give the part another name")
+            raise ConfigError(
+                f"`{group}={name}` is already defined by {known.__module__}", "give the part another name"
+            )
         made.group, made.name, made.build = group, name, build
         OPTIONS[group][name] = made
         return made

@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "eval": {"runs", "data", "generate", *BUILD},
     "generate": {"runs", "data.tokenizer", *BUILD},
     "train": {"data", "runs", "eval.loss", "registry", *BUILD},
-    "api": {"runs", "data", *BUILD, "registry", "train.device"},
+    "opened": {"runs", "registry", "train.device", *BUILD},
+    "api": {"opened", "runs", "data", *BUILD, "registry"},
     "__init__": {"api"},
     "__main__": {"cli"},
     "cli": {"*"},
@@ -88,32 +89,40 @@ def test_imports_go_one_way(name: str) -> None:
         assert fits, f"lmlab.{name} imports {target}; allowed: {sorted(allowed)}"
 
 
-@pytest.mark.parametrize("name", sorted(n for n in modules() if inside(n, TORCH_FREE) and not inside(n, TORCH_FREE_BUT)))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in modules() if inside(n, TORCH_FREE) and not inside(n, TORCH_FREE_BUT))
+)
 def test_torch_free(name: str) -> None:
     heavy = {t.split(".")[0] for t in imported(modules()[name])} & TORCH
     assert not heavy, f"lmlab.{name} imports {heavy}"
 
 
-@pytest.mark.parametrize("package", sorted({n.split(".")[0] for n in modules() if (PACKAGE / n.split(".")[0]).is_dir()}))
+@pytest.mark.parametrize(
+    "package", sorted({n.split(".")[0] for n in modules() if (PACKAGE / n.split(".")[0]).is_dir()})
+)
 def test_package_init_is_empty(package: str) -> None:
     assert (PACKAGE / package / "__init__.py").read_text() == ""
 
 
 def test_light_imports_stay_light() -> None:
-    code = "import sys, lmlab.cli.app, lmlab.config.tree; print([m for m in ('torch', 'hydra', 'wandb', 'datasets') if m in sys.modules])"
+    heavy = "('torch', 'hydra', 'wandb', 'datasets')"
+    code = f"import sys, lmlab.cli.app, lmlab.config.tree; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_parts_never_name_variants_in_the_block() -> None:
     """The composite knows roles: block.py and transformer.py name no option of norm, pos, attn or ffn."""
-    from lmlab.registry import OPTIONS
-
     import lmlab.config.tree  # noqa: F401  # fills OPTIONS
+    from lmlab.registry import OPTIONS
 
     for file in ("block.py", "transformer.py"):
         tree = ast.parse((PACKAGE / "model" / file).read_text(encoding="utf-8"))
         words = {n.id.lower() for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        words |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and " " not in n.value}
+        words |= {
+            n.value
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str) and " " not in n.value
+        }
         named = words & {name for group in ("norm", "pos", "attn", "ffn") for name in OPTIONS[group] if name != "none"}
         assert not named, f"{file} names {named}"

@@ -48,12 +48,12 @@ def _registered(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """(command, function) of `@app.command("x")` and of `app.command("x")(function)`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            for decorator in node.decorator_list:
-                if (label := _label(decorator, node.name)) is not None:
-                    yield label, node.name
+            pairs = [(decorator, node.name) for decorator in node.decorator_list]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name):
-            if (label := _label(node.func, node.args[0].id)) is not None:
-                yield label, node.args[0].id
+            pairs = [(node.func, node.args[0].id)]
+        else:
+            continue
+        yield from ((label, name) for call, name in pairs if (label := _label(call, name)) is not None)
 
 
 def _label(node: ast.AST, function: str) -> str | None:

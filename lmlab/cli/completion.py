@@ -25,7 +25,7 @@ complete -o default -F _lmlab lmlab
 #compdef lmlab
 _lmlab() {
   local -a all open closed
-  all=("${(@f)$(COMP_LINE="${(j: :)words[1,CURRENT-1]} ${PREFIX}" lmlab _complete zsh 2>/dev/null)}")
+  all=(${(f)"$(COMP_LINE="${(j: :)words[1,CURRENT-1]} ${PREFIX}" lmlab _complete zsh 2>/dev/null)"})
   open=(${(M)all:#*[=./\\[]}) closed=(${all:#*[=./\\[]})
   (( $#open )) && compadd -Q -S '' -a open
   (( $#closed )) && compadd -Q -a closed

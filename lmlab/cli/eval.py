@@ -20,15 +20,20 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    words: Annotated[Optional[list[str]], typer.Argument(metavar="[RUN]... [KEY=VALUE]...", help="runs; keys: data, kernels, compile, device, train.precision")] = None,
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(
+            metavar="[RUN]... [KEY=VALUE]...", help="runs; keys: data, kernels, compile, device, train.precision"
+        ),
+    ] = None,
     split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest finished one."""
-    from lmlab.cli.opened import runs_root
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError, LmlabError, raise_all
+    from lmlab.opened import runs_root
     from lmlab.runs import find
 
     words = words or []
@@ -37,10 +42,8 @@ def evaluate(
     if split not in SPLITS:
         raise ConfigError(f"`--split` is {split}", "use val or test")
     refused = [k for k in keys if not _may_set(k.partition("=")[0])]
-    raise_all([
-        ConfigError(f"`{k.partition('=')[0]}` can't be changed at evaluation", f"keys that may be set: {', '.join(MAY_SET)}")
-        for k in refused
-    ])  # fmt: skip
+    hint = f"keys that may be set: {', '.join(MAY_SET)}"
+    raise_all([ConfigError(f"`{k.partition('=')[0]}` can't be changed at evaluation", hint) for k in refused])
     root = runs_root(keys)
     screen = Screen()
     found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
@@ -64,11 +67,11 @@ def _may_set(key: str) -> bool:
 def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | None, screen: Screen) -> dict[str, Any]:
     import torch
 
-    from lmlab.cli.opened import checkpoint_of, computed_model, experiment_of
     from lmlab.config.amend import amend
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.data.tokenizer import Tokenizer
     from lmlab.errors import DataError
+    from lmlab.opened import checkpoint_of, computed_model, experiment_of
     from lmlab.runs.evals import record
     from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
     from lmlab.train.setup import evaluate_file
@@ -83,7 +86,8 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
     own = prepared.fingerprint == manifest.get("fingerprint")
     if not own and not any(k.startswith("data") for k in keys):
         raise DataError(
-            f"the data of {run.name} is not what it was trained on: fingerprint {prepared.fingerprint}, then {manifest.get('fingerprint')}",
+            f"the data of {run.name} is not what it was trained on: fingerprint {prepared.fingerprint}, "
+            f"then {manifest.get('fingerprint')}",
             "bring back the same corpus, or name the data to evaluate on: data=…",
         )
     be_deterministic()
@@ -92,7 +96,9 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
     model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
     rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)
     tokens = getattr(prepared, split)
-    loss = evaluate_file(model, tokens, exp, eot=tokenizer.eot, token_bytes=torch.from_numpy(tokenizer.token_bytes), rows=rows)
+    loss = evaluate_file(
+        model, tokens, exp, eot=tokenizer.eot, token_bytes=torch.from_numpy(tokenizer.token_bytes), rows=rows
+    )
     report = {
         "run": str(run.path),
         "step": checkpoint.step,

@@ -88,7 +88,11 @@ def groups(user: Path | None) -> list[dict[str, Any]]:
 
 def _ordered(known: dict[str, Entry]) -> list[Entry]:
     """By name; sizes of a model from small to large."""
-    return sorted(known.values(), key=lambda e: (e.values.get("n_layers", 0) * e.values.get("d_model", 0) ** 2, e.label))
+
+    def size(entry: Entry) -> int:
+        return entry.values.get("n_layers", 0) * entry.values.get("d_model", 0) ** 2
+
+    return sorted(known.values(), key=lambda e: (size(e), e.label))
 
 
 def _option(entry: Entry) -> dict[str, Any]:
@@ -177,7 +181,7 @@ def _group_sheet(group: str, label: str | None, user: Path | None) -> dict[str, 
         for key, facts in fields_of(entry).items():
             fields.setdefault(key, {**facts, "only": []})["only"].append(entry.label)
     for facts in fields.values():
-        facts["only"] = [] if len(facts["only"]) == len(shown) else facts["only"]
+        facts["only"] = [] if len(facts["only"]) == sum(e.spec is not None for e in shown) else facts["only"]
     return {"group": group, "default": default, "options": [_option(e) for e in shown], "fields": fields}
 
 

@@ -1,4 +1,4 @@
-"""Everything that is known before the first step: data, device, model, memory, steps, time. Nothing is written to runs/."""
+"""Everything that is known before the first step: data, device, model, memory, steps, time. Writes nothing."""
 
 from __future__ import annotations
 
@@ -44,6 +44,20 @@ class Plan:
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.skeleton.parameters())
 
+    @property
+    def epochs(self) -> float:
+        """How often the run reads the train split; 0 until the steps are known."""
+        return (self.steps or 0) * self.exp.train.batch_tokens / self.prepared.train.n_tokens
+
+    def machine(self) -> str:
+        """`cpu bfloat16 eager`."""
+        how = "compiled" if self.compiled else "eager"
+        return f"{self.device} {str(self.dtype).removeprefix('torch.')} {how}"
+
+    def kernels(self) -> dict[str, str]:
+        """The implementation behind each operation."""
+        return {**self.ops.names, **self.skeleton.paths()}
+
     def resolved(self) -> dict[str, Any]:
         """What `auto` and null became; recorded, and used again by resume and verify."""
         return {
@@ -53,7 +67,7 @@ class Plan:
             "steps": self.steps,
             "warmup_steps": warmup_steps(self.exp.schedule, self.steps or 1),
             "compile": self.compiled,
-            "kernels": {**self.ops.names, **self.skeleton.paths()},
+            "kernels": self.kernels(),
         }
 
 

@@ -106,6 +106,7 @@ class Screen:
             self._print(Text(self._line(row["step"], row | extra)))
 
     def sample(self, text: str) -> None:
+        text = "".join(c if c.isprintable() else "·" for c in text)
         self._print(Text(f"    “{text}”", style="dim italic"))
 
     def _line(self, step: int, row: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import Screen, count, duration
-from lmlab.config.identity import code_hash, config_hash, differs, slug, to_dict
+from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir, prepare
@@ -96,14 +96,17 @@ def settle(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen
         screen.note(f"--force: the earlier run is kept as {run.set_aside().path}")
     elif changed and not flags.reuse_stale:
         what = " and ".join(changed)
-        screen.warn(f"stale: {run.path.name} was made by other {what}; it is kept as {run.set_aside().path.name} and trained anew")
+        kept = run.set_aside().path.name
+        screen.warn(f"stale: {run.path.name} was made by other {what}; it is kept as {kept} and trained anew")
     elif manifest.get("state") in ENDED:
         state = manifest["state"]
         note = f" (stale: other {' and '.join(changed)}, reused)" if changed else ""
         screen.note(f"{state}: {run.path}{note}; --force trains it again")
         return Result(state, run.path, manifest.get("result", {}), EXIT_DONE if state == "finished" else EXIT_FAILED)
     elif changed:
-        screen.warn(f"stale: {run.path.name} was begun by other {' and '.join(changed)}; going on as asked (--reuse-stale)")
+        screen.warn(
+            f"stale: {run.path.name} was begun by other {' and '.join(changed)}; going on as asked (--reuse-stale)"
+        )
     if not run.manifest():
         RunDir.create(run.path, to_dict(loaded.experiment))
         run.save_plugins(loaded.used_plugins())
@@ -113,35 +116,34 @@ def settle(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen
 
 
 def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
-    """The block before training."""
+    """The block before training, and a warning when the corpus would be read too often."""
     from lmlab.train.memory import gib
 
-    exp, info, memory = plan.exp, plan.prepared.info, plan.memory
-    changed = "  ".join(f"{key}={value}" for key, (_, value) in differs(exp).items()) or "nothing (the default)"
-    n, embed = plan.n_parameters, plan.prepared.tokenizer.vocab_size * exp.model.d_model
-    steps = f"{plan.steps} × {exp.train.batch_tokens:,} tokens" if plan.steps else f"{exp.train.max_minutes:g} minutes"
-    if plan.steps:
-        seen = plan.steps * exp.train.batch_tokens
-        epochs = seen / plan.prepared.train.n_tokens
-        steps += f" = {count(seen)}, {epochs:.2f} epochs"
-    rows = f"{memory.micro_rows} rows × {memory.n_micro}"
-    operations = {**plan.ops.names, **plan.skeleton.paths()}
-    compiled = "compiled" if plan.compiled else "eager"
-    screen.block(
-        str(path),
-        [
-            ("changes", changed),
-            ("model", f"{count(n)} parameters ({count(n - embed)} without embedding) · {count(plan.flops_per_token)} FLOP/token"),
-            ("data", f"{exp.data.name} · {plan.prepared.train.n_tokens:,} tokens · tokenizer {exp.tokenizer.name} {plan.prepared.tokenizer.vocab_size}"),
-            ("steps", steps),
-            ("memory", f"{gib(memory.needed_bytes)} of {gib(memory.free_bytes)} free · micro-batch {rows}"),
-            ("kernels", f"{plan.device} {str(plan.dtype).removeprefix('torch.')} {compiled} · " + ", ".join(f"{k}: {v}" for k, v in operations.items())),
-            ("time", time),
-        ],
-    )  # fmt: skip
-    epochs = (plan.steps or 0) * exp.train.batch_tokens / plan.prepared.train.n_tokens
-    if epochs > 4:
-        screen.warn(f"{epochs:.1f} epochs: above 4 a model of this kind overfits; read the best-on-val figure too")
+    exp, prepared, needs = plan.exp, plan.prepared, plan.memory
+    vocab_size, micro = prepared.tokenizer.vocab_size, f"{needs.n_micro} × {needs.micro_rows} rows"
+    n, embedded = plan.n_parameters, vocab_size * exp.model.d_model
+    flops = f"{count(plan.flops_per_token)} FLOP/token"
+    rows = [
+        ("changes", "  ".join(changes(exp)) or "nothing (the default)"),
+        ("model", f"{count(n)} parameters ({count(n - embedded)} without embedding) · {flops}"),
+        ("data", f"{exp.data.name} · {prepared.train.n_tokens:,} tokens · {exp.tokenizer.name} {vocab_size:,}"),
+        ("steps", steps_line(plan)),
+        ("memory", f"{gib(needs.needed_bytes)} of {gib(needs.free_bytes)} free · micro-batches {micro}"),
+        ("kernels", f"{plan.machine()} · " + " · ".join(f"{k} {v}" for k, v in plan.kernels().items())),
+        ("time", time),
+    ]  # fmt: skip
+    screen.block(str(path), rows)
+    if plan.epochs > 4:
+        screen.warn(f"{plan.epochs:.1f} epochs: above 4 expect overfitting; look at the best-on-val figure too")
+
+
+def steps_line(plan: Plan) -> str:
+    """`300 × 4,096 tokens = 1.23M (0.47 epochs)`, or the minutes when the rate is not measured yet."""
+    train = plan.exp.train
+    if plan.steps is None:
+        return f"as many as fit into {train.max_minutes:g} minutes"
+    tokens = count(plan.steps * train.batch_tokens)
+    return f"{plan.steps:,} × {train.batch_tokens:,} tokens = {tokens} ({plan.epochs:.2f} epochs)"
 
 
 def explained(error: BaseException) -> BaseException:

@@ -117,8 +117,8 @@ def compare(a: RunDir, b: RunDir) -> dict[str, dict[str, tuple[Any, Any]]]:
 
 def _split(words: Sequence[str] | None, n_runs: int) -> tuple[list[str], Path]:
     """The runs named, which must be `n_runs`, and the folder that `paths.runs=` names."""
-    from lmlab.cli.opened import runs_root
     from lmlab.errors import ConfigError
+    from lmlab.opened import runs_root
 
     words = words or []
     runs = [word for word in words if not word.startswith(KEY)]

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from lmlab.cli.progress import Screen
     from lmlab.config.load import Loaded
 
-EPILOG = "Examples: lmlab train norm=layernorm pos=alibi · lmlab train preset=llama model=tiny lr=1e-3 · lmlab options attn"
+EPILOG = (
+    "Examples: lmlab train norm=layernorm pos=alibi · lmlab train preset=llama model=tiny lr=1e-3 · lmlab options attn"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -20,17 +22,27 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    overrides: Annotated[Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="what to change from the default")] = None,
-    resume: Annotated[Optional[str], typer.Option(metavar="RUN|auto", help="go on with this run; auto: the newest unfinished one")] = None,
-    stop_at: Annotated[Optional[int], typer.Option(metavar="STEP", min=1, help="stop at this step with a checkpoint")] = None,
+    overrides: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="what to change from the default")
+    ] = None,
+    resume: Annotated[
+        Optional[str], typer.Option(metavar="RUN|auto", help="go on with this run; auto: the newest unfinished one")
+    ] = None,
+    stop_at: Annotated[
+        Optional[int], typer.Option(metavar="STEP", min=1, help="stop at this step with a checkpoint")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be trained, and stop")] = False,
-    force: Annotated[bool, typer.Option("--force", help="train from the start; an earlier run is kept as .old-N")] = False,
-    reuse_stale: Annotated[bool, typer.Option("--reuse-stale", help="accept a run that other code or data made")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="train from the start; an earlier run is kept as .old-N")
+    ] = False,
+    reuse_stale: Annotated[
+        bool, typer.Option("--reuse-stale", help="accept a run that other code or data made")
+    ] = False,
     no_tune_malloc: Annotated[bool, typer.Option("--no-tune-malloc", help="leave the C allocator as it is")] = False,
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the result as JSON on stdout")] = False,
 ) -> None:
-    """Train a model. Without arguments: the default experiment, on the embedded corpus, in under 3 minutes on 2 cores."""
+    """Train a model. Without arguments: the default experiment, under 3 minutes on 2 cores."""
     from lmlab.cli.progress import Screen, say
     from lmlab.cli.run_one import Flags, result_lines, run_one, summary
 
@@ -55,8 +67,8 @@ def _composed(words: list[str], config_dir: str | None) -> Loaded:
 
 def _resumed(name: str, words: list[str], config_dir: str | None, screen: Screen) -> Loaded:
     """The experiment of an earlier run, with keys outside its identity changed. Raises RunError, ConfigError."""
-    from lmlab.cli.opened import UNFINISHED, experiment_of, runs_root
     from lmlab.config.amend import amend_outside_identity
+    from lmlab.opened import UNFINISHED, experiment_of, runs_root
     from lmlab.runs.find import find, newest
 
     root = runs_root(words)

@@ -13,7 +13,7 @@ from lmlab.cli import plan as planning
 from lmlab.cli.plan import Plan
 from lmlab.cli.progress import Screen, duration
 from lmlab.cli.run_one import Flags, Result, describe
-from lmlab.config.identity import config_hash, differs, to_dict
+from lmlab.config.identity import changes, config_hash, to_dict
 from lmlab.config.load import Loaded
 from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
@@ -86,7 +86,7 @@ def train_claimed(
         **manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides),
         state="running",
         choices=loaded.choices,
-        differs={key: value for key, (_, value) in differs(exp).items()},
+        changes=changes(exp),
         seeds=exp.seeds(),
         parameters=plan.n_parameters,
         flops_per_token=plan.flops_per_token,
@@ -118,9 +118,7 @@ def run_loop(recorder: Recorder, state: State, every: Intervals) -> Result:
     """The loop under the stop signals, and how it ended."""
     plan, trainer = recorder.plan, recorder.trainer
     assert plan.steps is not None
-    loop = Loop(
-        trainer.stepper, trainer.batches, schedule_of(plan), plan.steps, every, plan.flops_per_token, recorder
-    )
+    loop = Loop(trainer.stepper, trainer.batches, schedule_of(plan), plan.steps, every, plan.flops_per_token, recorder)
     with StopSignal() as stop, recorder.screen.training(plan.steps, state.step):
         ended = loop.run(state, stop)
         exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]
@@ -238,4 +236,3 @@ class Recorder:
             keep_last=self.plan.exp.train.keep_last,
             best_step=state.best_step,
         )
-

@@ -22,19 +22,22 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="path, name, or 4+ characters of its hash")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="RUN [paths.runs=FOLDER]", help="path, name, or 4+ characters of its hash")
+    ],
     steps: Annotated[Optional[int], typer.Option(metavar="N", min=1, help="replay only the first N steps")] = None,
-    runs: Annotated[str, typer.Option("--runs", metavar="DIR", help="folder of runs")] = "runs",
     as_json: Annotated[bool, typer.Option("--json", help="the verdict as JSON on stdout")] = False,
 ) -> None:
     """Replay a run from its directory: bit-identical, or the first step that differs and what differs around it."""
-    from pathlib import Path
-
     from lmlab.cli.progress import Screen, say
-    from lmlab.errors import EXIT_DONE, EXIT_FAILED
+    from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
+    from lmlab.opened import runs_root
     from lmlab.runs.find import find
 
-    verdict = replay(find(run, Path(runs)), steps, Screen())
+    names = [w for w in words if not w.startswith("paths.runs=")]
+    if len(names) != 1 or "=" in names[0]:
+        raise ConfigError(f"`lmlab verify` takes one RUN, not {' '.join(names) or 'none'}", "`lmlab runs ls` lists them")
+    verdict = replay(find(names[0], runs_root(words)), steps, Screen())
     say(json.dumps(verdict.as_dict()) if as_json else verdict.text())
     raise typer.Exit(EXIT_DONE if verdict.identical else EXIT_FAILED)
 
@@ -73,7 +76,7 @@ class _Stop(Exception):
 
 @dataclass
 class _Comparer:
-    """Stands where the run's recorder stood: evaluates nothing, compares each row and checkpoint with what is on disk."""
+    """Stands where the run's recorder stood: compares each row and checkpoint with what is on disk, writes nothing."""
 
     trainer: Trainer
     rows: dict[int, dict[str, Any]]
@@ -113,13 +116,13 @@ class _Comparer:
 
 
 def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
-    """Train again in memory, comparing as it goes; nothing is written. Raises RunError when there is nothing to compare."""
+    """Train again in memory, comparing as it goes. Raises RunError when there is nothing to compare."""
     from lmlab.cli import plan as planning
-    from lmlab.cli.opened import experiment_of
     from lmlab.cli.training import build_trainer, schedule_of
     from lmlab.config.identity import code_hash
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.errors import RunError
+    from lmlab.opened import experiment_of
     from lmlab.runs import checkpoint, manifest, metrics
     from lmlab.train import device as machine
     from lmlab.train.loop import Intervals, Loop, State
@@ -151,7 +154,9 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     last = min(steps or known["steps"], max([*rows, *hashes]))
     comparer = _Comparer(trainer, rows, hashes, verdict, screen)
     every = Intervals(log=1, evaluate=plan.steps or 1, save=plan.steps or 1, stop_at=last)
-    loop = Loop(trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer)
+    loop = Loop(
+        trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer
+    )
     screen.note(f"replaying {last} steps of {run.path}")
     with screen.training(last, 0), StopSignal() as stop:
         try:

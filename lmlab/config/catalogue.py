@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def _typed(value: Any, kinds: tuple[type, ...]) -> Any:
     if isinstance(value, list):
         return [_typed(v, kinds) for v in value]
     if float in kinds and isinstance(value, (int, str)) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(ValueError):
+            return float(value)
     return value
 
 
@@ -106,7 +108,7 @@ def read(path: Path, group: str) -> Entry:
     """One catalogue file. A part file may build on another one of its group."""
     import yaml  # type: ignore[import-untyped]
 
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     try:
         body = yaml.safe_load(text) or {}
     except yaml.YAMLError:

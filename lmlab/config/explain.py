@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmlab import compat
 from lmlab.config import catalogue
-from lmlab.config.catalogue import PRESET, entries, keys_named, possible_fields
+from lmlab.config.catalogue import PRESET, Entry, entries, keys_named, possible_fields
 from lmlab.config.fields import fields, problem, show
 from lmlab.config.parse import ALIASES, Override
 from lmlab.config.plugins import parts_in
@@ -32,7 +32,7 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
     good, experiment = _choices(choices, composer, found)
     if experiment is None:
         return found
-    values = [o for o in overrides if not o.is_choice]
+    values = [o for o in overrides if not o.is_choice and not _of_unknown_part(o, good, choices)]
     fine = [o for o in values if not _add(found, _value(o, experiment))]
     try:
         experiment, _ = composer.compose([*good, *fine])
@@ -43,8 +43,16 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
     wrong = value_errors(experiment, fine)
     found += wrong
     if not wrong:
-        found += compat.check(experiment)
+        bad = [f"`{o.key}`" for o in values if o not in fine]  # at their defaults now: say nothing of them
+        found += [e for e in compat.check(experiment) if not any(key in e.message for key in bad)]
     return found if found or error is None else [_reason(error, "the configuration")]
+
+
+def _of_unknown_part(value: Override, good: list[Override], choices: list[Override]) -> bool:
+    """A field of an option that is itself wrong: whether that option has it is not known."""
+    group, _, leaf = value.key.partition(".")
+    wrong = any(c.key == group for c in choices) and not any(c.key == group for c in good)
+    return wrong and not (group in GROUPS and all(leaf in fields(spec) for spec in OPTIONS[group].values()))
 
 
 def _add(found: list[LmlabError], error: LmlabError | None) -> bool:
@@ -85,18 +93,11 @@ def _reason(error: Exception, what: str) -> ConfigError:
     while root.__cause__ is not None:
         root = root.__cause__
     lines = [line.strip() for line in str(root).splitlines() if line.strip()]
-    text = next((line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), "")
+    noise = ("full_key", "object_type", "reference_type", "In '")
+    text = next((line for line in lines if not line.startswith(noise)), "")
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key")), "")
-    place = f" at `{key}`" if key else ""
-    return ConfigError(f"{what} can't be composed{place}: {text or type(root).__name__}", _file_hint(text, what))
-
-
-def _file_hint(text: str, what: str) -> str:
-    if "not in" in text and what != "the configuration":
-        return (
-            "does its YAML file begin with `defaults: [/spec/GROUP/NAME@_here_]`, and are its keys fields of that part?"
-        )
-    return "look at the YAML file of the part; --debug shows the whole error"
+    message = f"{what} can't be composed{f' at `{key}`' if key else ''}: {text or type(root).__name__}"
+    return ConfigError(message, "look at the YAML file it comes from; --debug shows the whole error")
 
 
 # ---------------------------------------------------------------- choices
@@ -115,9 +116,33 @@ def _choice(override: Override, user: Path | None) -> ConfigError | None:
         shown = show(name) if not isinstance(name, dict) else override.value
         return ConfigError(f"`{group}` is {shown}, which is not the name of an option", _options_hint(group, known))
     if str(name) in known:
-        return None
+        return _file_error(known[str(name)])
     message = f"`{group}={override.value}` is not known; choices: {_cut(group, known)}"
     return ConfigError(message, _plugin_here(group, str(name)) or _near(group, str(name), known))
+
+
+def _file_error(entry: Entry) -> ConfigError | None:
+    """A part file (a user's: the built-in ones are tested) that can't be read, names no part, or has a wrong key."""
+    import yaml  # type: ignore[import-untyped]
+
+    if entry.path is None or entry.group == PRESET:
+        return None
+    where = f"{entry.group}/{entry.path.name}"
+    try:
+        yaml.safe_load(entry.path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        at = "" if line is None else f", line {line + 1}"
+        return ConfigError(f"{where}{at} is no YAML: {getattr(error, 'problem', None) or error}", "mend the file")
+    if entry.spec is None:
+        hint = f"begin it with: defaults: [/spec/{entry.group}/{next(iter(OPTIONS[entry.group]))}@_here_]"
+        return ConfigError(f"{where} does not say which part it is", hint)
+    for key in entry.values:
+        if key not in fields(entry.spec):
+            guess = nearest(key, fields(entry.spec))
+            hint = f"did you mean {guess}?" if guess else f"it has {listed(fields(entry.spec), 20)}"
+            return ConfigError(f"{where}: `{key}` is not a field of {entry.group}={entry.spec.name}", hint)
+    return None
 
 
 def _cut(group: str, known: dict[str, Any]) -> str:

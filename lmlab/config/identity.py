@@ -18,7 +18,7 @@ from typing import Any
 
 from lmlab.config.catalogue import default_experiment, defaults, entries
 from lmlab.config.fields import Field, fields, problem
-from lmlab.config.tree import Experiment
+from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import Spec, lookup
 
@@ -196,30 +196,47 @@ def _changed(mine: Any, other: Any, key: str) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def changes(experiment: Experiment) -> list[str]:
+    """What differs from the default, as words that could be typed: ["attn=gqa", "model=nano", "optim.lr=0.001"]."""
+    words: list[str] = []
+    for key, value in _differences(experiment):
+        text = f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
+        words.append(f"{key}={text.lower() if isinstance(value, bool) else text}")
+    return words
+
+
 def slug(experiment: Experiment) -> str:
     """What differs from the default, safe in a file name: `gqa-nano-lr0.001`; `default` when nothing does."""
-    words: list[str] = []
-    for name, field in fields(Experiment).items():
-        mine = getattr(experiment, name)
-        if isinstance(mine, Spec):
-            words += _part_words(name, mine)
-        elif field.identity:
-            default = field.node() if field.node else field.default
-            words += [_word(k, v[1]) for k, v in _changed(mine, default, name).items()]
+    words = [_safe(v) if key in GROUPS else _word(key, v) for key, v in _differences(experiment)]
     text = "-".join(dict.fromkeys(words))
     if len(text) > SLUG_CHARS:
         text = text[: SLUG_CHARS - 1].rpartition("-")[0] or text[:SLUG_CHARS]
     return text or "default"
 
 
-def _part_words(group: str, part: Spec) -> list[str]:
-    """The label of the catalogue entry nearest to `part`, unless it is the default one, and what differs from it."""
+def _differences(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """(group, label) of each part that is not the default one, (dotted key, value) of what differs from its label."""
+    for name, field in fields(Experiment).items():
+        mine = getattr(experiment, name)
+        if isinstance(mine, Spec):
+            label, changed = _nearest(name, mine)
+            if label != defaults()[name]:
+                yield name, label
+        elif field.identity:
+            changed = _changed(mine, field.node() if field.node else field.default, name)
+        else:
+            continue
+        yield from ((key, value) for key, (_, value) in changed.items())
+
+
+def _nearest(group: str, part: Spec) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    """The catalogue entry nearest to `part` (the default one when equally near), and what differs from it."""
     default = defaults()[group]
     near = [(len(c), e.label != default, e.label != part.name, e.label, c) for e, c in _candidates(group, part)]
     if not near:
-        return [part.name, *(_word(k, v[1]) for k, v in _changed(part, type(part)(), group).items())]
+        return part.name, _changed(part, type(part)(), group)
     *_, label, changed = min(near, key=lambda row: row[:4])
-    return ([] if label == default else [_safe(label)]) + [_word(k, v[1]) for k, v in changed.items()]
+    return label, changed
 
 
 def _candidates(group: str, part: Spec) -> Iterator[tuple[Any, dict[str, tuple[Any, Any]]]]:

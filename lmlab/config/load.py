@@ -59,7 +59,7 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None) -> Loaded:
     return Loaded(experiment, list(overrides), choices, sources)
 
 
-def _plugins(words: list[Override], errors: list[ConfigError]) -> tuple[dict[str, str], list[ConfigError]]:
+def _plugins(words: list[Override], errors: list[ConfigError]) -> tuple[dict[str, str], list[LmlabError]]:
     try:
         return parse.import_plugins(parse.plugin_paths(words))
     except ConfigError as error:

@@ -11,11 +11,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 
+from lmlab.config.fields import fields, problem
 from lmlab.config.tree import GROUPS
-from lmlab.errors import ConfigError, listed
+from lmlab.errors import ConfigError, Errors, LmlabError, listed, raise_all
 from lmlab.registry import OPTIONS, Spec
 
 SOURCE = "__lmlab_source__"  # set on a plug-in's module: the text it was made from
@@ -36,13 +38,15 @@ def parts_in(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def import_plugins(paths: Sequence[str]) -> tuple[dict[str, str], list[ConfigError]]:
+def import_plugins(paths: Sequence[str]) -> tuple[dict[str, str], list[LmlabError]]:
     """Import each file under its own name. Returns its source by file name, and what went wrong."""
     sources: dict[str, str] = {}
-    errors: list[ConfigError] = []
+    errors: list[LmlabError] = []
     for path in paths:
         try:
-            sources[Path(path).name] = _import(Path(path))
+            sources[Path(path).name] = _import(Path(path).expanduser())
+        except Errors as several:
+            errors += several.errors
         except ConfigError as error:
             errors.append(error)
     return sources, errors
@@ -127,20 +131,38 @@ def _line_in(error: BaseException, path: Path) -> str:
 
 
 def _check_parts(found: list[type[Spec]], path: Path) -> None:
+    """Parts that could not be composed or built are told now, and taken out of the catalogue again."""
     if not found:
-        raise ConfigError(
-            f"{path.name} defines no part", 'put @option("attn", "my_attn", build="my_attn:MyAttn") over its spec'
-        )
-    for spec in found:
-        name = f"{path.name}: {spec.group}={spec.name}"
-        if spec.group not in GROUPS:
-            raise ConfigError(f"{name} belongs to no group", f"use one of {listed(GROUPS, 20)}")
-        if not issubclass(spec, Spec):
-            raise ConfigError(
-                f"{name} is not a Spec", "derive the class from lmlab.registry.Spec or from its group's spec"
+        hint = 'put @option("attn", "my_attn", build="my_attn:MyAttn") over its spec'
+        raise ConfigError(f"{path.name} defines no part", hint)
+    wrong = [(f"{path.name}: {spec.group}={spec.name}", *w) for spec in found for w in _part_errors(spec, path)]
+    if wrong:
+        for spec in found:
+            del OPTIONS[spec.group][spec.name]
+        raise_all([ConfigError(f"{part} {message}", hint) for part, message, hint in wrong])
+
+
+def _part_errors(spec: type[Spec], path: Path) -> Iterator[tuple[str, str]]:
+    """What is wrong with one part: message and hint."""
+    if spec.group not in GROUPS:
+        yield "belongs to no group", f"use one of {listed(GROUPS, 20)}"
+    if not issubclass(spec, Spec):
+        yield "is not a Spec", "derive the class from lmlab.registry.Spec or from its group's spec"
+    module, _, attribute = spec.build.partition(":")
+    if module == path.stem and not hasattr(sys.modules[module], attribute):
+        yield f"is built by {spec.build}, which is not in the file", "name the class after the colon"
+    try:
+        known = fields(spec).values()
+    except (NameError, TypeError) as error:
+        yield f"has a field whose type can't be read: {error}", "import the names that its annotations use"
+        return
+    for field in known:
+        if not set(field.types) <= {int, float, bool, str}:
+            yield (
+                f"has a field {field.name} of a type that can't be typed",
+                "use int, float, bool, str, or a list of one",
             )
-        module, _, attribute = spec.build.partition(":")
-        if module == path.stem and not hasattr(sys.modules[module], attribute):
-            raise ConfigError(
-                f"{name} is built by {spec.build}, which is not in the file", "name the class after the colon"
-            )
+        elif field.default is MISSING:
+            yield f"has a field {field.name} without a default", "give one: every option composes by its name alone"
+        elif text := problem(field.default, field):
+            yield f"has a field {field.name} whose default {text}", "give another default, or other bounds"

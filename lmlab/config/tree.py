@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 from lmlab.data.spec import DataSpec
 from lmlab.model.spec import Arch, Decoder
 from lmlab.registry import Spec, setting
-from lmlab.train.spec import ScheduleSpec, Train
+from lmlab.train.spec import OptimSpec, ScheduleSpec, Train
 
 GROUPS = ("norm", "block", "pos", "attn", "ffn", "model", "data", "tokenizer", "optim", "schedule", "kernels")
 
@@ -60,7 +60,7 @@ class Experiment:
     model: Decoder
     data: DataSpec
     tokenizer: Spec
-    optim: Spec
+    optim: OptimSpec
     schedule: ScheduleSpec
     kernels: Spec
     train: Train = setting(Train, "how much to train and how often to look")

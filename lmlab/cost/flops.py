@@ -2,8 +2,8 @@
 
     6 · N_matmul + 6 · L · H · C · T      (Kaplan et al. 2020, arXiv 2001.08361, with the causal half of attention)
 
-N_matmul: parameters that multiply activations. The head always counts (a tied embedding once, as the head); looking up an
-embedding or a position costs nothing. A window replaces T/2 by the mean number of keys a query attends to.
+N_matmul: parameters that multiply activations. The head always counts (a tied embedding once, as the head); looking up
+an embedding or a position costs nothing. A window replaces T/2 by the mean number of keys a query attends to.
 """
 
 from __future__ import annotations

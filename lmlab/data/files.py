@@ -192,6 +192,13 @@ def text_of(record: Any, field: str, where: str) -> str:
         raise DataError(
             f"{where}: field `{field}` is {kind}, not text", "set data.field to a field of text, or drop the record"
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise DataError(
+            f"{where}: field `{field}` holds the lone surrogate {value[e.start]!r}, which no UTF-8 text has",
+            "drop the record, or write the character as a pair",
+        ) from e
     return value
 
 

@@ -32,7 +32,7 @@ from lmlab.errors import DataError
 from lmlab.registry import Spec, make
 
 FORMAT = 1
-BATCH_CHARS = 1 << 22
+BATCH_CHARS, CHARS_PER_TOKEN = 1 << 22, 4
 SAY_EVERY_S = 0.1
 NOT_CONTENT = frozenset({"packing", "streaming", "files"})  # of a data spec; files count by their content
 Progress = Callable[[str, "float | None"], None]
@@ -85,7 +85,7 @@ def prepare(
             return open_prepared(folder)
     with locked(folder, say):
         if force or not folder.is_dir():
-            made = trained or _tokenizer(tokenizer, corpus, cache / "tokenizers" / key, say, force)
+            made = trained or _tokenizer(tokenizer, corpus, cache / "tokenizers" / key, say, force, limit=_limit(data))
             with building(folder) as beside:
                 _write(corpus, data, made, beside, say)
         return open_prepared(folder)
@@ -161,12 +161,28 @@ def building(folder: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _tokenizer(spec: Spec, corpus: Corpus, folder: Path, say: Progress, force: bool) -> Tokenizer:
+def _limit(data: DataSpec) -> int | None:
+    limit: int | None = getattr(data, "max_tokens", None)
+    return limit
+
+
+def _train_texts(corpus: Corpus, limit: int | None) -> Iterator[str]:
+    """The train split; with `data.max_tokens` about as much of it as that many tokens hold."""
+    n_chars = 0
+    for split, text in corpus.documents():
+        if split == "train":
+            yield text
+            n_chars += len(text)
+            if limit and n_chars >= limit * CHARS_PER_TOKEN:
+                return
+
+
+def _tokenizer(spec: Spec, corpus: Corpus, folder: Path, say: Progress, force: bool, *, limit: int | None) -> Tokenizer:
     if folder.is_dir() and not force:
         with contextlib.suppress(DataError):  # a damaged one is made again
             return Tokenizer.load(folder)
     say(f"tokenizer {spec.name}", None)
-    found: Tokenizer = make(spec, (text for split, text in corpus.documents() if split == "train"))
+    found: Tokenizer = make(spec, _train_texts(corpus, limit))
     asked = getattr(spec, "vocab_size", found.vocab_size)
     if found.vocab_size < asked:
         say(f"the train split gives {found.vocab_size} ids, `tokenizer.vocab_size` asked for {asked}", None)
@@ -185,13 +201,13 @@ def _write(corpus: Corpus, data: DataSpec, tokenizer: Tokenizer, folder: Path, s
         "eot": tokenizer.eot,
         "tokenizer_hash": tokenizer.hash,
     }
-    limit: int | None = getattr(data, "max_tokens", None)
+    limit = _limit(data)
     with contextlib.ExitStack() as stack:
         writers = {s: stack.enter_context(TokenWriter(folder / f"{s}.bin", **header)) for s in SPLITS}
-        n_seen = _fill(writers, corpus, tokenizer, limit, say)
+        _fill(writers, corpus, tokenizer, limit, say)
         for split, writer in writers.items():
             if writer.n_tokens < 2:
-                raise _empty(split, data, n_seen)
+                raise _empty(split, data, sum(w.n_tokens for w in writers.values()))
     files = {split: TokenFile.open(folder / f"{split}.bin") for split in SPLITS}
     with writing(folder):
         tokenizer.save(folder / "tokenizer")
@@ -200,8 +216,8 @@ def _write(corpus: Corpus, data: DataSpec, tokenizer: Tokenizer, folder: Path, s
 
 def _fill(
     writers: dict[str, TokenWriter], corpus: Corpus, tokenizer: Tokenizer, limit: int | None, say: Progress
-) -> int:
-    """All documents into their writers, or until train has exactly `limit` tokens; how many were read."""
+) -> None:
+    """All documents into their writers, or until train has exactly `limit` tokens."""
     total, done, n_seen, due = corpus.n_bytes(), 0, 0, 0.0
     for split, text, ids in _encoded(corpus.documents(), tokenizer):
         writer, n_bytes = writers[split], len(text.encode())
@@ -216,8 +232,7 @@ def _fill(
             say("tokens", min(1.0, done / total) if total else None)
             due = time.monotonic() + SAY_EVERY_S
         if limit and writers["train"].n_tokens >= limit:
-            break
-    return n_seen
+            return
 
 
 def _encoded(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, str, list[int]]]:
@@ -254,13 +269,10 @@ def _info(corpus: Corpus, tokenizer: Tokenizer, files: dict[str, TokenFile]) -> 
     return {**corpus.info(), "tokenizer": about, "splits": splits, "fingerprint": _fingerprint(files, tokenizer)}
 
 
-def _empty(split: str, data: DataSpec, n_seen: int) -> DataError:
-    documents = f"{n_seen} document" + ("" if n_seen == 1 else "s")
-    shares = {k: getattr(data, k) for k in ("val_frac", "test_frac") if hasattr(data, k)}
-    said = "".join(f", `data.{k}` {v}" for k, v in shares.items())
-    if getattr(data, "max_tokens", None):
-        said += f", `data.max_tokens` {data.max_tokens}"  # type: ignore[attr-defined]
+def _empty(split: str, data: DataSpec, n_tokens: int) -> DataError:
+    shares = {k: getattr(data, k, None) for k in ("val_frac", "test_frac", "max_tokens")}
+    said = "".join(f", `data.{k}` {v}" for k, v in shares.items() if v is not None)
     return DataError(
-        f"the split `{split}` of `data={data.name}` would be empty: {documents}{said}",
+        f"the split `{split}` of `data={data.name}` would be empty ({n_tokens:,} tokens in all{said})",
         f"bring more text or more documents, or raise data.{split}_frac" if split != "train" else "bring more text",
     )

@@ -56,6 +56,7 @@ def evaluate(model: Transformer, batches: Iterable[Batch], token_bytes: torch.Te
         out = model(
             b.tokens_BT, b.positions_BT, documents_BT=b.documents_BT, targets_BT=b.targets_BT, weights_BT=b.weights_BT
         )
+        assert out.loss is not None
         sums.append((out.loss, int(counted.sum()), n_bytes))
     model.train(was_training)
     return [LossSum(float(nats), tokens, n_bytes) for nats, tokens, n_bytes in sums]

@@ -10,11 +10,18 @@ from lmlab.model.transformer import Transformer
 
 @torch.no_grad()
 def sample(
-    model: Transformer, tokenizer: Tokenizer, *, seq_len: int, n_tokens: int = 32, temperature: float = 0.8, top_k: int = 40, seed: int = 0
+    model: Transformer,
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+    n_tokens: int = 32,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
 ) -> str:
-    """Up to `n_tokens` tokens from the start of a document, by top-k sampling with a generator of its own.
+    """Up to `n_tokens` tokens from the start of a document, by top-k sampling with its own generator.
 
-    Nothing outside changes: not the default generator, not the model's mode. `seq_len`: the longest window it is run on.
+    Changes neither the default generator nor the model's mode. `seq_len`: the longest window it is run on.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)

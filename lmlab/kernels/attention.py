@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmlab.kernels.ops import wide
-
 
 def dense(
     q_BTHC: Tensor,
@@ -26,20 +24,20 @@ def dense(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """softmax(scale · q·kᵀ + mask) · v with the probabilities in memory."""
+    """softmax(scale · q·kᵀ + mask) · v with the probabilities in memory. The softmax itself is taken in fp32."""
     B, T, H, C = q_BTHC.shape
     S, K = k_BSKC.shape[1:3]
     if causal:
         mask = _with_causal(mask, T, S, q_BTHC.device)
-    q = (q_BTHC * scale).transpose(1, 2).reshape(B, K, H // K * T, C)
-    k, v = k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2)
-    scores = (q @ k.transpose(-1, -2)).view(B, H, T, S)
+    q = q_BTHC.transpose(1, 2).reshape(B * K, H // K * T, C)
+    k, v = (x.transpose(1, 2).reshape(B * K, S, -1) for x in (k_BSKC, v_BSKC))
+    scores = torch.baddbmm(q.new_zeros(()), q, k.transpose(1, 2), beta=0, alpha=scale).view(B, H, T, S)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    probs = torch.softmax(scores.to(wide(scores.dtype)), -1).to(v.dtype)
+        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
+    probs = torch.softmax(scores, -1)
     if dropout:
         probs = F.dropout(probs, dropout)
-    return (probs.view(B, K, H // K * T, S) @ v).view(B, H, T, -1).transpose(1, 2)
+    return torch.bmm(probs.view(q.shape[0], -1, S), v).view(B, H, T, -1).transpose(1, 2)
 
 
 def sdpa(

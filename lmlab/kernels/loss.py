@@ -68,13 +68,18 @@ def _forward(
         rows = slice(start, start + CHUNK_ROWS)
         hidden, target, weight = hidden_ND[rows], targets_N[rows, None], weights_N[rows, None].to(dtype)
         logits = F.linear(hidden, head_VD).to(dtype)
-        logp = torch.log_softmax(logits if scale == 1.0 else logits.mul_(scale), -1)
-        loss -= (logp.gather(-1, target) * weight).sum()
+        logits = logits if scale == 1.0 else logits.mul_(scale)
+        picked, top = logits.gather(-1, target), logits.amax(-1, keepdim=True)
+        probs = torch.softmax(logits, -1)
+        nats = top - probs.amax(-1, keepdim=True).log() - picked  # log Σ exp = top − log of its own probability
+        loss += (nats * weight).sum()
         if d_hidden_ND is None and d_head_VD is None:
             continue
-        d_logits = logp.exp_().mul_(weight * scale).scatter_add_(-1, target, -weight * scale).to(hidden.dtype)
+        # The gradient of nats is probs − 1 at the target; weight and scale act on the narrow side of the products.
+        d_logits = probs.to(hidden.dtype).scatter_(-1, target, torch.expm1(-nats).to(hidden.dtype))
+        weight = (weight * scale).to(hidden.dtype)
         if d_hidden_ND is not None:
-            torch.mm(d_logits, head_VD, out=d_hidden_ND[rows])
+            torch.mm(d_logits, head_VD, out=d_hidden_ND[rows]).mul_(weight)
         if d_head_VD is not None:
-            d_head_VD += d_logits.T @ hidden
+            d_head_VD += d_logits.T @ (hidden * weight)
     return loss

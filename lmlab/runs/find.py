@@ -122,9 +122,10 @@ def _missing(text: str, root: Path, runs: list[RunDir]) -> RunError:
         return RunError(
             f"no run {text}: there are no runs in {root}", "`lmlab train` makes one; elsewhere: paths.runs=FOLDER"
         )
-    if re.fullmatch(r"[0-9a-f]{1,3}", text):
+    begins = [name for name in names if text and name.startswith(text)]
+    if len(begins) != 1 and re.fullmatch(r"[0-9a-f]{1,3}", text):
         return RunError(f"no run {text} in {root}", "of a hash, give at least 4 characters")
     by_slug = {run.slug: run.name for run in runs if not run.is_set_aside}
-    guess = nearest(text, names) or by_slug.get(nearest(text, by_slug) or "")
+    guess = begins[0] if len(begins) == 1 else nearest(text, names) or by_slug.get(nearest(text, by_slug) or "")
     hint = f"did you mean {guess}?" if guess else f"the runs there: {listed(names)}"
     return RunError(f"no run {text} in {root}", hint)

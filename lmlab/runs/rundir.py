@@ -127,11 +127,13 @@ class RunDir:
         return found
 
     def update_manifest(self, **fields: Any) -> dict[str, Any]:
-        """Set these fields, leave the others, atomically. A state that ends the run also sets `ended`; `started` stays
-        the first one, a later one becomes `resumed`."""
+        """Set these fields, leave the others, atomically. A state that ends the run also sets `ended`; one that goes on
+        clears `ended` and `error`. `started` stays the first one, a later one becomes `resumed`."""
         if fields.get("state") in ENDED:
             fields = {"ended": now(), **fields}
         known = self.manifest()
+        if fields.get("state") == "running":
+            known = {key: value for key, value in known.items() if key not in ("ended", "error")}
         if "started" in known and "started" in fields:
             fields["resumed"] = fields.pop("started")
         merged = {**known, **fields}

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,7 +79,7 @@ def start(
             return mirror
         keep_inside(cache)
         mark = _read_mark(run_path)
-        identity = str(mark.get("id") or f"{run_id}-{secrets.token_hex(3)}")
+        identity = str(mark.get("id") or _new_id(run_id))
         facts = Facts(
             mode, run_path, identity, name, plain(config), str(spec.get("project") or "lmlab"), spec.get("entity"),
             group or spec.get("group"), tuple(tags) or tuple(spec.get("tags") or ()), spec.get("notes"),
@@ -199,8 +199,16 @@ class Mirror:
             except Exception as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 self._say(f"W&B: {reason}; offline, later: wandb sync {self._facts.path / FOLDER}/offline-run-*")
-                wandb.teardown()  # its service still holds the id
+                return self._open_offline(wandb)
         return self._open(wandb, "offline")
+
+    def _open_offline(self, wandb: Any) -> Any:
+        """After a failed attempt. When W&B still holds its id: a run of its own, with all rows from the start."""
+        try:
+            return self._open(wandb, "offline")
+        except Exception:
+            self._facts, self._mark = replace(self._facts, id=_new_id(self._facts.id.rsplit("-", 1)[0])), -1
+            return self._open(wandb, "offline")
 
     def _open(self, wandb: Any, mode: str) -> Any:
         facts = self._facts
@@ -231,7 +239,12 @@ class Mirror:
             _write_mark(
                 self._facts.path, {"id": self._facts.id, "step": step}
             )  # before: a kill here sends nothing twice
-            run.log(plain(row), step=step)
+            run.log(plain(row), step=step, commit=True)
+
+
+def _new_id(run_id: str) -> str:
+    """The run's hash and something of its own: a run trained anew with --force is another one to W&B."""
+    return f"{run_id}-{secrets.token_hex(3)}"
 
 
 def _read_mark(run_path: Path) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def resolve_precision(word: str, device: torch.device) -> torch.dtype:
     """auto → bf16 where native, else fp32. Raises ConfigError when bf16 is asked for and would be emulated."""
     native = bf16_is_native(device)
     if word == "bf16" and not native:
-        raise ConfigError(f"`train.precision` is bf16, which {device} only emulates", "use train.precision=fp32 or auto")
+        raise ConfigError(
+            f"`train.precision` is bf16, which {device} only emulates", "use train.precision=fp32 or auto"
+        )
     return torch.bfloat16 if word == "bf16" or (word == "auto" and native) else torch.float32
 
 

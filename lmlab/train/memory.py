@@ -72,7 +72,17 @@ def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def plan(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, *, rows: int, asked: int | str, device: torch.device, n_parameters: int) -> MemoryPlan:
+def plan(
+    arch: Arch,
+    vocab_size: int,
+    ops: Ops,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    asked: int | str,
+    device: torch.device,
+    n_parameters: int,
+) -> MemoryPlan:
     """The micro-batch: what was asked, or the most rows that fit. Raises TrainingFailed when it can't fit."""
     one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
     per_row = max(two - one, 1)
@@ -90,7 +100,8 @@ def plan(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, *, rows: int
     made = MemoryPlan(micro, math.ceil(rows / micro), fixed, per_row, free)
     if made.needed_bytes > free:
         raise TrainingFailed(
-            f"a step needs about {gib(made.needed_bytes)}, and {gib(free)} are free on {device}", HINT.format(micro=max(1, micro // 2))
+            f"a step needs about {gib(made.needed_bytes)}, and {gib(free)} are free on {device}",
+            HINT.format(micro=max(1, micro // 2)),
         )
     return made
 

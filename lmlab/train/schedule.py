@@ -45,7 +45,7 @@ def linear(spec: Linear, peak: float, steps: int) -> Schedule:
 
 
 def wsd(spec: WSD, peak: float, steps: int) -> Schedule:
-    """Warm-up, stable, then a linear decay over the last `decay_frac` of the steps (Hu et al. 2024, arXiv 2404.06395)."""
+    """Warm up, stay, then a line down over the last `decay_frac` of the steps (Hu et al. 2024, arXiv 2404.06395)."""
     low = spec.min_lr_frac
     decay_steps = max(1, round(spec.decay_frac * steps))
     warmup = warmup_steps(spec, steps)

@@ -31,7 +31,7 @@ class Trainer:
     exp: Experiment
     prepared: Prepared
     master: Transformer
-    twin: Twin
+    twin: Twin[Transformer]
     stepper: Stepper
     batches: TrainBatches
     token_bytes: torch.Tensor
@@ -72,7 +72,7 @@ class Trainer:
         return {"counters": dict(vars(state)), "optimizer": state_by_name(self.stepper.optimizer, self.master)}
 
     def load(self, checkpoint: Checkpoint) -> State:
-        """Weights, optimizer and counters of a checkpoint. Raises RunError when any piece is missing or does not fit."""
+        """Weights, optimizer and counters of a checkpoint. Raises RunError when a piece is missing or does not fit."""
         try:
             self.master.load_state_dict(checkpoint.model, strict=True)
         except RuntimeError as error:

@@ -10,13 +10,19 @@ from lmlab.registry import Spec, option, setting
 DEFAULT_STEPS = 300
 
 
-@option("optim", "adamw", build="lmlab.train.optim:adamw")
-class AdamW(Spec):
+@dataclass
+class OptimSpec(Spec):
+    """What all optimizers share."""
+
     lr: float = setting(3e-3, "peak learning rate", gt=0, probe=1e-3)
-    betas: list[float] = setting([0.9, 0.95], "decay of the two moments", ge=0, lt=1, probe=[0.8, 0.9])
-    eps: float = setting(1e-8, "added to the root of the second moment", gt=0, probe=1e-2)
     weight_decay: float = setting(0.1, "decoupled decay of matrices and embeddings; none on vectors", ge=0, probe=0.5)
     clip: Optional[float] = setting(1.0, "largest norm of the whole gradient; null = no clipping", gt=0, probe=1e-3)
+
+
+@option("optim", "adamw", build="lmlab.train.optim:adamw")
+class AdamW(OptimSpec):
+    betas: list[float] = setting([0.9, 0.95], "decay of the two moments", ge=0, lt=1, probe=[0.8, 0.9])
+    eps: float = setting(1e-8, "added to the root of the second moment", gt=0, probe=1e-2)
 
 
 @dataclass
@@ -52,14 +58,29 @@ class Train:
     """How much to train and how often to look. Of several max_*, the first reached ends the run; none = 300 steps."""
 
     batch_tokens: int = setting(4096, "tokens per optimizer step; a multiple of model.seq_len", ge=1, probe=2048)
-    micro_batch: Union[int, str] = setting("auto", "rows at once (a number), or auto = the most that fit", choices=("auto",), ge=1, probe=4)
+    micro_batch: Union[int, str] = setting(
+        "auto", "rows at once (a number), or auto = the most that fit", choices=("auto",), ge=1, probe=4
+    )
     max_steps: Optional[int] = setting(None, "optimizer steps", ge=1, probe=20)
     max_tokens: Optional[int] = setting(None, "tokens seen", ge=1, probe=8192)
     max_flops: Optional[float] = setting(None, "training FLOPs", gt=0, probe=1e12)
-    max_minutes: Optional[float] = setting(None, "minutes; becomes a step count from the measured rate before step 0", gt=0)
-    precision: str = setting("auto", "of the computed model; masters are fp32; auto = bf16 where native", choices=("auto", "fp32", "bf16"), probe="fp32")
-    eval_every_steps: Optional[int] = setting(None, "validate every so many steps; null = a quarter of the run", ge=1, identity=False)
-    eval_tokens: Optional[int] = setting(32768, "validation tokens at intervals (the last evaluation takes all); null = all", ge=1, identity=False)
-    checkpoint_every_steps: Optional[int] = setting(None, "save every so many steps; null = when evaluating", ge=1, identity=False)
+    max_minutes: Optional[float] = setting(
+        None, "minutes; becomes a step count from the measured rate before step 0", gt=0
+    )
+    precision: str = setting(
+        "auto",
+        "of the computed model; masters are fp32; auto = bf16 where native",
+        choices=("auto", "fp32", "bf16"),
+        probe="fp32",
+    )
+    eval_every_steps: Optional[int] = setting(
+        None, "validate every so many steps; null = a quarter of the run", ge=1, identity=False
+    )
+    eval_tokens: Optional[int] = setting(
+        32768, "validation tokens at intervals (the last evaluation takes all); null = all", ge=1, identity=False
+    )
+    checkpoint_every_steps: Optional[int] = setting(
+        None, "save every so many steps; null = when evaluating", ge=1, identity=False
+    )
     keep_last: int = setting(2, "checkpoints kept besides the best", ge=1, identity=False)
     log_every_steps: int = setting(10, "a row of metrics every so many steps", ge=1, identity=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from lmlab.data.batches import Batch
+from lmlab.model.transformer import Transformer
 from lmlab.train.optim import set_lr
 from lmlab.train.twin import Twin
 
@@ -23,7 +24,7 @@ def dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
 
 @dataclass
 class Stepper:
-    twin: Twin
+    twin: Twin[Transformer]
     optimizer: torch.optim.Optimizer
     micro_rows: int
     clip: float | None
@@ -31,11 +32,11 @@ class Stepper:
     device: torch.device
 
     def __call__(self, batch: Batch, *, step: int, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Train on the batch. Returns (mean loss in nats/token, gradient norm before clipping), 0-d, not synchronised."""
+        """Train on the batch. Returns (mean loss in nats/token, gradient norm before clipping), 0-d tensors."""
         set_lr(self.optimizer, lr)
         self.twin.zero_grads()
         loss = self.gradients(batch, step=step)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.twin.masters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(self.twin.grads())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.twin.masters, self.clip, norm)
         self.optimizer.step()
@@ -57,6 +58,7 @@ class Stepper:
                 targets_BT=part.targets_BT,
                 weights_BT=part.weights_BT,
             )
+            assert out.loss is not None
             (out.loss / weight).backward()
             self.twin.collect()
             nats.append(out.loss.detach())

@@ -7,28 +7,35 @@ into the fp32 `.grad` of the master, so that many micro-batches lose nothing.
 from __future__ import annotations
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
-class Twin:
+class Twin(Generic[M]):
     """`model` is what to run; it is the master itself when the dtypes agree."""
 
-    def __init__(self, master: nn.Module, dtype: torch.dtype) -> None:
-        self.masters = [p for p in master.parameters() if p.requires_grad]
+    def __init__(self, master: M, dtype: torch.dtype) -> None:
+        self.masters: list[Tensor] = [p for p in master.parameters() if p.requires_grad]
         self.own = any(p.dtype != dtype for p in self.masters)
-        self.model = copy.deepcopy(master).to(dtype) if self.own else master
-        self.copies = [p for p in self.model.parameters() if p.requires_grad]
+        self.model: M = copy.deepcopy(master).to(dtype) if self.own else master
+        self.copies: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         self._buffers = list(zip(master.buffers(), self.model.buffers(), strict=True)) if self.own else []
+
+    def grads(self) -> list[Tensor]:
+        """The masters' gradients, those that are there."""
+        return [p.grad for p in self.masters if p.grad is not None]
 
     def zero_grads(self) -> None:
         """Zeros in every master gradient (allocated once, then kept)."""
-        fresh = [p for p in self.masters if p.grad is None]
-        for p in fresh:
-            p.grad = torch.zeros_like(p)
-        if len(fresh) < len(self.masters):
-            torch._foreach_zero_([p.grad for p in self.masters if p.grad is not None])
+        if kept := self.grads():
+            torch._foreach_zero_(kept)
+        for p in self.masters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -43,9 +50,13 @@ class Twin:
         """Add the copy's gradients into the master's; buffers the forward changed go back."""
         if not self.own:
             return
-        pairs = [(m.grad, c.grad) for m, c in zip(self.masters, self.copies, strict=True) if c.grad is not None]
-        torch._foreach_add_([m for m, _ in pairs], [c for _, c in pairs])
-        for c in self.copies:
-            c.grad = None
+        totals: list[Tensor] = []
+        parts: list[Tensor] = []
+        for master, copied in zip(self.masters, self.copies, strict=True):
+            if master.grad is not None and copied.grad is not None:
+                totals.append(master.grad)
+                parts.append(copied.grad)
+                copied.grad = None
+        torch._foreach_add_(totals, parts)
         for mine, theirs in self._buffers:
             mine.copy_(theirs)

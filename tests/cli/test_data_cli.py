@@ -103,5 +103,6 @@ def test_faults_are_told(app: typer.Typer, cache: str, case: str) -> None:
 
 
 def test_ls_and_preparing_need_no_torch() -> None:
-    code = "import sys, lmlab.cli.data, lmlab.data.prepare, lmlab.data.hub; assert not {'torch', 'datasets'} & set(sys.modules)"
+    imports = "import sys, lmlab.cli.data, lmlab.data.prepare, lmlab.data.hub"
+    code = f"{imports}; assert not {{'torch', 'datasets'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

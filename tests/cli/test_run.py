@@ -113,7 +113,9 @@ def test_killed_around_the_rename_of_each_checkpoint(small: list[str], tmp_path:
         codes.append(child.exitcode)
     run = RunDir.open(next((tmp_path / "renames").iterdir()))
     assert codes == [99] * 4
-    assert [c.step for c in run.checkpoints()] == ([] if moment == "before" else [5, 10, 15, 20])  # killed before pruning
+    assert [c.step for c in run.checkpoints()] == (
+        [] if moment == "before" else [5, 10, 15, 20]
+    )  # killed before pruning
     done = run_here(overrides)
     assert done.figures["content_hash"] == whole.figures["content_hash"]
     assert training_rows(done.path) == training_rows(whole.path)
@@ -137,7 +139,9 @@ def test_force_trains_again_and_keeps_the_old_run(small: list[str]) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [None, 10])
-def test_other_code_makes_a_run_stale_and_trains_anew(small: list[str], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> None:
+def test_other_code_makes_a_run_stale_and_trains_anew(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, stop_at: int | None
+) -> None:
     first = run_here(small, stop_at=stop_at)
     monkeypatch.setattr(run_one_module, "code_hash", lambda plugins: "0123456789abcdef")
     reused = run_here(small, reuse_stale=True)
@@ -156,13 +160,19 @@ def test_divergence_stops_is_marked_and_is_never_best(small: list[str]) -> None:
     assert (result.state, result.exit_code) == ("diverged", EXIT_FAILED)
     rows = metrics.read(result.path / "metrics.jsonl")
     assert rows[-1]["train/loss"] is None or rows[-1]["train/grad_norm"] is None
-    assert all(torch.isfinite(t).all() for c in RunDir.open(result.path).checkpoints() for t in checkpoint.load(c.path).model.values())
+    assert all(
+        torch.isfinite(t).all()
+        for c in RunDir.open(result.path).checkpoints()
+        for t in checkpoint.load(c.path).model.values()
+    )
     again = run_here([*small, "optim.lr=1e30", "optim.clip=null"])
     assert (again.state, again.exit_code) == ("diverged", EXIT_FAILED)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_saves_and_stops_and_the_run_goes_on(small: list[str], tmp_path: Path, number: int, code: int, whole: Any) -> None:
+def test_signal_saves_and_stops_and_the_run_goes_on(
+    small: list[str], tmp_path: Path, number: int, code: int, whole: Any
+) -> None:
     overrides = with_runs(small, tmp_path / "stopped", *NOISY)
 
     def slow() -> None:
@@ -216,7 +226,9 @@ def test_run_in_use_is_refused_and_untouched(small: list[str]) -> None:
     assert (first.path / "metrics.jsonl").read_bytes() == before
 
 
-def test_out_of_memory_keeps_the_checkpoint_and_names_the_remedy(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_keeps_the_checkpoint_and_names_the_remedy(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = Stepper.__call__
 
     def full(self: Stepper, batch: Any, *, step_: Any = step, **k: Any) -> Any:
@@ -268,7 +280,9 @@ def test_test_split_is_looked_at_once_and_counted(small: list[str]) -> None:
     assert RunDir.open(done.path).manifest()["test_evaluations"] == 1
 
 
-def test_a_run_leaves_nothing_outside_runs_and_cache(small: list[str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_nothing_outside_runs_and_cache(
+    small: list[str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = in_tmp / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -283,7 +297,10 @@ def test_manifest_records_what_auto_became(small: list[str]) -> None:
     done = run_here([*small, "seed=3", "seed.data=9"])
     manifest = json.loads((done.path / "manifest.json").read_text())
     assert manifest["seeds"] == {"init": 3, "data": 9, "dropout": 3}
-    assert manifest["resolved"] | {"micro_batch": 8, "steps": 20, "precision": "float32", "device": "cpu"} == manifest["resolved"]
+    assert (
+        manifest["resolved"] | {"micro_batch": 8, "steps": 20, "precision": "float32", "device": "cpu"}
+        == manifest["resolved"]
+    )
     assert manifest["resolved"]["kernels"]["attention"]
     assert {"torch", "python", "numpy"} <= manifest["versions"].keys()
     assert manifest["command"][:2] == ["lmlab", "train"]

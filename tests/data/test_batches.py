@@ -19,7 +19,9 @@ from lmlab.errors import DataError
 Numbered = Callable[..., TokenFile]
 
 
-def batches(tokens: TokenFile, *, rows: int = 4, seq_len: int = 8, seed: int = 0, packing: str = "stream") -> TrainBatches:
+def batches(
+    tokens: TokenFile, *, rows: int = 4, seq_len: int = 8, seed: int = 0, packing: str = "stream"
+) -> TrainBatches:
     return TrainBatches(tokens, rows=rows, seq_len=seq_len, seed=seed, packing=packing, eot=0)
 
 
@@ -49,12 +51,15 @@ def test_a_batch_is_a_pure_function_of_seed_and_number(numbered: Numbered) -> No
 def test_batches_do_not_depend_on_how_samples_are_grouped(numbered: Numbered) -> None:
     tokens = numbered(1000)
     four, eight = batches(tokens, rows=4), batches(tokens, rows=8)
-    assert np.concatenate([four.starts(k) for k in range(10)]).tolist() == np.concatenate(
-        [eight.starts(k) for k in range(5)]
-    ).tolist()
+    assert (
+        np.concatenate([four.starts(k) for k in range(10)]).tolist()
+        == np.concatenate([eight.starts(k) for k in range(5)]).tolist()
+    )
 
 
-@pytest.mark.parametrize(("n", "seq_len", "rows"), [(9, 8, 1), (10, 8, 3), (16, 8, 2), (17, 8, 1), (25, 8, 7), (1000, 8, 3), (333, 7, 5)])
+@pytest.mark.parametrize(
+    ("n", "seq_len", "rows"), [(9, 8, 1), (10, 8, 3), (16, 8, 2), (17, 8, 1), (25, 8, 7), (1000, 8, 3), (333, 7, 5)]
+)
 def test_an_epoch_holds_no_target_twice_and_misses_less_than_two_rows(
     numbered: Numbered, n: int, seq_len: int, rows: int
 ) -> None:

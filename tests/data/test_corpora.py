@@ -70,7 +70,7 @@ def test_shares_of_the_split_are_as_asked() -> None:
 
 def test_a_document_keeps_its_split_whatever_else_is_there() -> None:
     texts = [f"document {i}" for i in range(200)]
-    full = dict((text, split) for split, text in split_documents(texts, 0.1, 0.1))
+    full = {text: split for split, text in split_documents(texts, 0.1, 0.1)}
     assert set(full.values()) == set(SPLITS)
     for split, text in split_documents(reversed(texts[50:90]), 0.1, 0.1):
         assert full[text] == split

@@ -63,12 +63,12 @@ def test_streaming_and_downloading_are_one_preparation(folder: Path, tmp_path: P
 
 
 WRONG = {
-    "field": (dict(field="txet"), "no field `txet` (`data.field`); fields there: text, n", "data.field=text"),
-    "not text": (dict(field="n"), "record 1: field `n` is int, not text", "field of text"),
-    "split": (dict(split="trian"), "trian", "data.split"),
-    "subset": (dict(subset="de"), "de", "data.subset"),
-    "folder": (dict(repo="./nowhere"), "`data.repo` ./nowhere: no such file or folder", "relative names start at"),
-    "not set": (dict(repo=None), "`data.repo` is not set", "roneneldan/TinyStories"),
+    "field": ({"field": "txet"}, "no field `txet` (`data.field`); fields there: text, n", "data.field=text"),
+    "not text": ({"field": "n"}, "record 1: field `n` is int, not text", "field of text"),
+    "split": ({"split": "trian"}, "trian", "data.split"),
+    "subset": ({"subset": "de"}, "de", "data.subset"),
+    "folder": ({"repo": "./nowhere"}, "`data.repo` ./nowhere: no such file or folder", "relative names start at"),
+    "not set": ({"repo": None}, "`data.repo` is not set", "roneneldan/TinyStories"),
 }
 
 

@@ -162,11 +162,24 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str, str]] = {
         "{}:2: no field `text` (`data.field`); fields there: body, id",
         "set data.field to one of these",
     ),
-    "near field": (lambda p: jsonl(p / "a.jsonl", {"texts": "a", "id": 1}), "fields there: texts, id", "data.field=texts"),
+    "near field": (
+        lambda p: jsonl(p / "a.jsonl", {"texts": "a", "id": 1}),
+        "fields there: texts, id",
+        "data.field=texts",
+    ),
     "not text": (lambda p: jsonl(p / "a.jsonl", {"text": 3}), "{}:1: field `text` is int, not text", "field of text"),
     "null": (lambda p: jsonl(p / "a.jsonl", {"text": None}), "{}:1: field `text` is null, not text", "drop the record"),
+    "surrogate": (
+        lambda p: (p / "a.jsonl").write_text('{"text": "\\ud800"}') and p / "a.jsonl",  # type: ignore[dict-item]
+        "{}:1: field `text` holds the lone surrogate '\\ud800'",
+        "drop the record",
+    ),
     "parquet field": (lambda p: parquet(p / "a.parquet", body=["x"]), "{}: no field `text`", "data.field=body"),
-    "parquet type": (lambda p: parquet(p / "a.parquet", text=[1]), "{}, record 1: field `text` is int", "field of text"),
+    "parquet type": (
+        lambda p: parquet(p / "a.parquet", text=[1]),
+        "{}, record 1: field `text` is int",
+        "field of text",
+    ),
     "parquet empty": (lambda p: parquet(p / "a.parquet", text=[]), "{} is empty", "remove it"),
     "not parquet": (not_parquet, "{} is not a readable parquet file", "write it again"),
 }

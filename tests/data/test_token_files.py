@@ -18,7 +18,9 @@ from lmlab.errors import DataError
 DOCS = [np.array([5, 6, 7]), np.array([8]), np.array([9, 9])]
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(257, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (70_000, "uint32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(257, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (70_000, "uint32")]
+)
 def test_dtype_follows_the_vocabulary(tmp_path: Path, vocab_size: int, dtype: str) -> None:
     assert dtype_for(vocab_size) == dtype
     file = write(tmp_path / "train.bin", [np.array([vocab_size - 1])], vocab_size=vocab_size)
@@ -110,7 +112,9 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
     one, same = write(tmp_path / "a.bin", DOCS), write(tmp_path / "b.bin", DOCS)
     assert one.content_hash == same.content_hash
-    assert write(tmp_path / "c.bin", [np.concatenate([DOCS[0], [0], DOCS[1]]), DOCS[2]]).content_hash != one.content_hash
+    assert (
+        write(tmp_path / "c.bin", [np.concatenate([DOCS[0], [0], DOCS[1]]), DOCS[2]]).content_hash != one.content_hash
+    )
 
 
 def test_large_files_are_verified_in_full_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,22 @@ from lmlab.data.spec import BPE, Byte, HubTokenizer
 from lmlab.data.tokenizer import Tokenizer, byte_tokenizer, check_lossless, hf_tokenizer, pieces, train_bpe
 from lmlab.errors import DataError
 
-CORPUS = ["the cat sat on the mat, the cat's hat sat on that.\n", "naïve café ünïcode — “quotes” 中文字符 中文\n\n\tindent"] * 20
-ODD = ["", " ", "  a", "a  ", "\n\n", "\r\n", "\0", "\x1c\x1d x", "\u0085\u2028\u00a0 \u3000", "é", "e\u0301", "\ufeff",
-       "\ufffd", "\U0010ffff", "👩‍👩‍👧", "<|endoftext|>", "a<|endoftext|>b", "<s></s>[SEP][UNK]", "Ġ Ċ ▁", "'s 't're", "𝔘", "\x80"]  # fmt: skip
-RANGES = [(0, 0x80), (0x80, 0x800), (0x2000, 0x2070), (0x4E00, 0x4F00), (0xE000, 0xE010), (0xFFF0, 0x10000), (0x1F600, 0x1F650)]
+CORPUS = [
+    "the cat sat on the mat, the cat's hat sat on that.\n",
+    "naïve café ünïcode — “quotes” 中文字符 中文\n\n\tindent",
+] * 20
+ODD = ["", " ", "  a", "a  ", "\n\n", "\r\n", "\0", "\x1c\x1d x", "\u0085\u2028\u00a0 \u3000", "é", "e\u0301", "\ufeff"]
+ODD += ["\ufffd", "\U0010ffff", "👩‍👩‍👧", "Ġ Ċ ▁", "'s 't're", "𝔘", "\x80"]
+ODD += ["<|endoftext|>", "a<|endoftext|>b", "<s></s>[SEP][UNK]"]
+RANGES = [
+    (0, 0x80),
+    (0x80, 0x800),
+    (0x2000, 0x2070),
+    (0x4E00, 0x4F00),
+    (0xE000, 0xE010),
+    (0xFFF0, 0x10000),
+    (0x1F600, 0x1F650),
+]
 
 
 def random_texts(n: int) -> list[str]:
@@ -130,9 +142,15 @@ print(made.hash, hash(tuple(made.encode(texts[5]))))
 def test_same_corpus_same_merges_for_any_worker_count() -> None:
     seen = set()
     for threads in ("1", "2", "5"):
-        env = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false" if threads == "1" else "true"}
+        env = {
+            **os.environ,
+            "RAYON_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false" if threads == "1" else "true",
+        }
         env["PYTHONHASHSEED"] = "0"
-        seen.add(subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True).stdout)
+        seen.add(
+            subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True).stdout
+        )
     assert len(seen) == 1
 
 
@@ -172,13 +190,18 @@ def gpt2_like(folder: Path, *, normalizer: Any = None, special: bool = True, eos
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=350, initial_alphabet=alphabet, show_progress=False, special_tokens=["<|endoftext|>"] if special else []
+        vocab_size=350,
+        initial_alphabet=alphabet,
+        show_progress=False,
+        special_tokens=["<|endoftext|>"] if special else [],
     )
     backend.train_from_iterator(CORPUS, trainer=trainer)
     if not special:
         backend.add_tokens([AddedToken("<|endoftext|>", special=False)])
     if normalizer is not None:
         backend.normalizer = normalizer
+    backend.enable_truncation(3)
+    backend.enable_padding(length=50)
     folder.mkdir(parents=True)
     backend.save(str(folder / "tokenizer.json"))
     if eos:

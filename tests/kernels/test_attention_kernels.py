@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.composed import close
 from lmlab.kernels.attention import dense, sdpa
+from tests.composed import close
 
 BACKENDS = [pytest.param(dense, id="dense"), pytest.param(sdpa, id="sdpa")]
 
@@ -42,7 +42,11 @@ def test_causal_is_aligned_bottom_right(attention, K, T, S):
     want = by_hand(q, k, v, seen, 0.4)
     close(out, want)
     weight = torch.randn_like(out)
-    for a, b in zip(torch.autograd.grad((out * weight).sum(), (q, k, v)), torch.autograd.grad((want * weight).sum(), (q, k, v)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad((out * weight).sum(), (q, k, v)),
+        torch.autograd.grad((want * weight).sum(), (q, k, v)),
+        strict=True,
+    ):
         close(a, b)
 
 

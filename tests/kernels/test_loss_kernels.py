@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.composed import close
 from lmlab.kernels import loss
 from lmlab.kernels.loss import chunked_linear_cross_entropy, linear_cross_entropy
+from tests.composed import close
 
 FORMS = [pytest.param(linear_cross_entropy, id="plain"), pytest.param(chunked_linear_cross_entropy, id="chunked")]
 
@@ -40,7 +40,9 @@ def test_loss_is_torchs_cross_entropy_in_float64(form, scale):
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)], ids=["fp32", "bf16"])
 def test_chunked_agrees_with_plain(dtype, tol):
     hidden, head, targets, weights = sample(dtype)
-    plain, chunked = (f(hidden, head, targets, weights, 0.7) for f in (linear_cross_entropy, chunked_linear_cross_entropy))
+    plain, chunked = (
+        f(hidden, head, targets, weights, 0.7) for f in (linear_cross_entropy, chunked_linear_cross_entropy)
+    )
     assert chunked.dtype == plain.dtype == torch.float32
     assert abs(chunked.item() / plain.item() - 1) < 1e-5
     exact = [t.detach().double().requires_grad_() for t in (hidden, head)]

@@ -6,15 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.composed import close
 from lmlab.kernels.norm import add, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
+from tests.composed import close
 
 RMS = [pytest.param(rms_norm, id="plain"), pytest.param(fused_rms_norm, id="fused")]
 LAYER = [pytest.param(layer_norm, id="plain"), pytest.param(fused_layer_norm, id="fused")]
 
 
 def sample(dtype: torch.dtype, width: int = 48) -> list[torch.Tensor]:
-    x, weight, bias, grad = torch.randn(3, 37, width), torch.rand(width) + 0.5, torch.randn(width), torch.randn(3, 37, width)
+    x, weight, bias, grad = (
+        torch.randn(3, 37, width),
+        torch.rand(width) + 0.5,
+        torch.randn(width),
+        torch.randn(3, 37, width),
+    )
     return [t.to(dtype).requires_grad_(i < 3) for i, t in enumerate((x, weight, bias, grad))]
 
 
@@ -23,7 +28,9 @@ def test_rms_norm_is_torchs_in_float64(norm):
     x, weight, _, grad = sample(torch.float64)
     ours, theirs = norm(x, weight, 1e-6), F.rms_norm(x, weight.shape, weight, 1e-6)
     close(ours, theirs)
-    for a, b in zip(torch.autograd.grad(ours, (x, weight), grad), torch.autograd.grad(theirs, (x, weight), grad), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, (x, weight), grad), torch.autograd.grad(theirs, (x, weight), grad), strict=True
+    ):
         close(a, b)
 
 

@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from tests.composed import close, grads, model, rows, same_grads
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto, Reference
+from tests.composed import close, grads, model, rows, same_grads
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -42,8 +42,14 @@ def test_ops_are_frozen_and_shared_by_copies():
     assert ops.names["linear_cross_entropy"] != resolve(Reference(), "cpu", torch.float32).names["linear_cross_entropy"]
 
 
-@pytest.mark.parametrize("chosen", [{}, {"norm": "layernorm", "block": "postnorm", "pos": "alibi", "attn": "gqa"}], ids=["default", "other"])
-@pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 6e-2)], ids=["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize(
+    "chosen", [{}, {"norm": "layernorm", "block": "postnorm", "pos": "alibi", "attn": "gqa"}], ids=["default", "other"]
+)
+@pytest.mark.parametrize(
+    ("dtype", "tol"),
+    [(torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 6e-2)],
+    ids=["fp64", "fp32", "bf16"],
+)
 def test_auto_equals_reference_through_a_whole_model(chosen, dtype, tol):
     tokens, positions = rows(4)
     kwargs = {"targets_BT": tokens.roll(-1, 1)}

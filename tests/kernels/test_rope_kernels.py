@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.composed import close
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto, Reference
+from tests.composed import close
 
 KERNELS = [pytest.param(Auto(), id="auto"), pytest.param(Reference(), id="reference")]
 
@@ -15,7 +15,9 @@ KERNELS = [pytest.param(Auto(), id="auto"), pytest.param(Reference(), id="refere
 def turned(x, angles, pairing, width):
     """Channel pairs as complex numbers, times e^(i·angle)."""
     head = x[..., :width]
-    a, b = (head[..., : width // 2], head[..., width // 2 :]) if pairing == "half" else (head[..., ::2], head[..., 1::2])
+    a, b = (
+        (head[..., : width // 2], head[..., width // 2 :]) if pairing == "half" else (head[..., ::2], head[..., 1::2])
+    )
     z = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, :, None]
     pair = (z.real, z.imag)
     out = torch.cat(pair, -1) if pairing == "half" else torch.stack(pair, -1).flatten(-2)

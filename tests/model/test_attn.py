@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.composed import close, grads, model, peaked, rows, same_grads
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
@@ -13,6 +12,7 @@ from lmlab.model.attn import Attention
 from lmlab.model.dims import Dims
 from lmlab.model.mask import CAUSAL, Mask, documents, padding
 from lmlab.model.pos import PosTables
+from tests.composed import close, grads, model, peaked, rows, same_grads
 
 BACKENDS = ["sdpa", "dense"]
 OPS = resolve(Auto(), "cpu", torch.float64)
@@ -77,7 +77,9 @@ def test_mqa_has_one_kv_head_and_head_dim_may_differ():
 def test_window_on_every_backend(backend):
     attn, x = part(specs.MHA(window=3, backend=backend)), torch.randn(1, 5, 32).double().requires_grad_()
     out = applied(attn, x)
-    reached = [sum(torch.autograd.grad(out[0, i].sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0).item() for i in range(5)]
+    reached = [
+        sum(torch.autograd.grad(out[0, i].sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0).item() for i in range(5)
+    ]
     assert reached == [1, 2, 3, 3, 3]
 
 
@@ -180,6 +182,6 @@ def test_a_backend_asked_by_name_is_used_and_recorded(backend):
 
 def test_kinds_of_layers_share_one_view():
     net = model()
-    tokens, positions = rows()
+    _, positions = rows()
     views = net.views(CAUSAL, positions, torch.float64)
     assert views[0] is views[1]

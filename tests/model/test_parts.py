@@ -11,7 +11,9 @@ from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 from lmlab.model.ffn import FFN
+from lmlab.model.mask import CAUSAL
 from lmlab.model.norm import LayerNorm, RMSNorm
+from lmlab.registry import OPTIONS
 from tests.composed import close, model
 
 OPS = resolve(Auto(), "cpu", torch.float64)
@@ -22,8 +24,6 @@ ACTS = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approxi
 @pytest.mark.parametrize("name", ACTS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_ffn_is_down_act_up(name, bias):
-    from lmlab.registry import OPTIONS
-
     ffn, x = FFN(OPTIONS["ffn"][name](bias=bias), DIMS, OPS).double(), torch.randn(2, 3, 32).double()
     y, stats = ffn(x, None)
     close(y, F.linear(ACTS[name](F.linear(x, ffn.up.weight, ffn.up.bias)), ffn.down.weight, ffn.down.bias))
@@ -38,7 +38,9 @@ def test_swiglu_is_down_of_silu_gate_times_up():
     assert ffn.gate.weight.shape == (88, 32)  # 8·32/3 = 85.3, by 8
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(specs.LayerNorm(), DIMS, OPS), RMSNorm(specs.RMSNorm(), DIMS, OPS)], ids=["layer", "rms"])
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(specs.LayerNorm(), DIMS, OPS), RMSNorm(specs.RMSNorm(), DIMS, OPS)], ids=["layer", "rms"]
+)
 def test_norm_add_is_sum_then_norm(norm):
     x, branch = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
     total, normed = norm.add(x, branch, 1.5)
@@ -58,7 +60,7 @@ def test_layernorm_bias_is_optional():
 
 def halves(net):
     block = net.blocks[0]
-    view = net.views(__import__("lmlab.model.mask", fromlist=["CAUSAL"]).CAUSAL, torch.arange(5)[None], torch.float64)[0]
+    view = net.views(CAUSAL, torch.arange(5)[None], torch.float64)[0]
     return block, view, torch.randn(1, 5, 64).double()
 
 

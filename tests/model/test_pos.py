@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from tests.composed import close, model, peaked, rows
 from lmlab.errors import ConfigError, LmlabError
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 from lmlab.model.pos import Alibi, Learned, NoPosition, Rope, Sinusoidal, alibi_slopes
+from tests.composed import close, model, peaked, rows
 
 OPS = resolve(Auto(), "cpu", torch.float64)
 DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16)
@@ -138,7 +138,11 @@ def test_alibi_slopes_are_the_official_ones(n_heads):
     assert alibi_slopes(n_heads) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.parametrize("part", [NoPosition(specs.NoPosition(), DIMS, OPS), Rope(specs.Rope(), DIMS, OPS), Alibi(specs.Alibi(), DIMS, OPS)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "part",
+    [NoPosition(specs.NoPosition(), DIMS, OPS), Rope(specs.Rope(), DIMS, OPS), Alibi(specs.Alibi(), DIMS, OPS)],
+    ids=lambda p: type(p).__name__,
+)
 def test_nothing_is_added_to_embeddings(part):
     x = torch.randn(1, 4, 32)
     assert part.embed(x, torch.arange(4)[None]) is x

@@ -35,30 +35,12 @@ def test_it_is_causal_by_edit_and_by_gradient(chosen):
         before, after = net(tokens, positions).logits_BTV, net(edited, positions).logits_BTV
     assert torch.equal(before[:, :9], after[:, :9])
     assert (before[:, 9:] != after[:, 9:]).any(-1).all()
-    seen: list[torch.Tensor] = []
-    handle = net.embed.register_forward_hook(lambda *_: None)
-    handle.remove()
-    x = embedded(net, seen)
+    entered: list[torch.Tensor] = []
+    net.blocks[0].register_forward_pre_hook(lambda _, args: (args[0].retain_grad(), entered.append(args[0]))[0])
     net(tokens, positions).logits_BTV[0, 9].sum().backward()
-    reached = x()[0].grad[0].abs().sum(-1)
+    reached = entered[0].grad[0].abs().sum(-1)
     assert (reached[:10] > 0).all()
     assert (reached[10:] == 0).all()
-
-
-def embedded(net: Transformer, seen: list[torch.Tensor]):
-    """Catches the embeddings of the next forward, so that the gradient reaches them one by one."""
-    inner = net.ops.embedding
-
-    def spied(ids, weight):
-        out = inner(ids, weight)
-        if ids.shape[-1] == 16 and weight is net.embed.weight:
-            out.retain_grad()
-            seen.append(out)
-        return out
-
-    object.__setattr__(net, "ops", copy.copy(net.ops))
-    object.__setattr__(net.ops, "embedding", spied)
-    return lambda: seen
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -106,7 +88,9 @@ def test_padding_leaves_gradients_finite_and_equal_to_the_row_alone():
     net = peaked(model(pos="alibi", attn="gqa"))
     tokens, _ = rows(1)
     valid = torch.arange(16)[None] >= 6
-    padded = grads(net, tokens, (valid.cumsum(-1) - 1).clamp_min(0), valid_BT=valid, targets_BT=tokens, weights_BT=valid.float())
+    padded = grads(
+        net, tokens, (valid.cumsum(-1) - 1).clamp_min(0), valid_BT=valid, targets_BT=tokens, weights_BT=valid.float()
+    )
     same_grads(padded, grads(net, tokens[:, 6:], torch.arange(10)[None], targets_BT=tokens[:, 6:]), 1e-9)
 
 
@@ -143,7 +127,11 @@ def test_loss_is_the_weighted_sum_of_nats_of_the_logits():
     close(net(tokens, positions, targets_BT=targets).loss, nats.sum())
 
 
-@pytest.mark.parametrize(("dtype", "loss"), [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "loss"),
+    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)],
+    ids=str,
+)
 @pytest.mark.parametrize("pos", POS)
 def test_precision_goes_all_the_way(dtype, loss, pos):
     tokens, positions = rows()
@@ -176,8 +164,25 @@ def test_the_bf16_twin_has_the_same_tree_and_the_same_loss(pos):
 
 
 def test_names_are_canonical_and_unpacked():
-    net = model(norm="layernorm", pos="learned", attn=("gqa", {"qk_norm": "head"}), model={"tie_embeddings": False, "n_layers": 1})
-    block = ["norm1", "attn.q", "attn.k", "attn.v", "attn.o", "attn.q_norm", "attn.k_norm", "norm2", "ffn.gate", "ffn.up", "ffn.down"]
+    net = model(
+        norm="layernorm",
+        pos="learned",
+        attn=("gqa", {"qk_norm": "head"}),
+        model={"tie_embeddings": False, "n_layers": 1},
+    )
+    block = [
+        "norm1",
+        "attn.q",
+        "attn.k",
+        "attn.v",
+        "attn.o",
+        "attn.q_norm",
+        "attn.k_norm",
+        "norm2",
+        "ffn.gate",
+        "ffn.up",
+        "ffn.down",
+    ]
     want = {f"blocks.0.{n}.weight" for n in block} | {"blocks.0.norm1.bias", "blocks.0.norm2.bias", "norm.bias"}
     assert set(net.state_dict()) == want | {"embed.weight", "pos.weight", "norm.weight", "head.weight"}
 

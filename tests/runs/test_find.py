@@ -94,6 +94,7 @@ def test_moved_run_keeps_its_name(root: Path) -> None:
         ("attn-gqa", "could be any of attn-gqa-0199ffff, attn-gqa-77771111", "whole name"),
         ("defualt", "no run defualt", "did you mean default-0123abcd?"),
         ("default-0123abce", "no run default-0123abce", "did you mean default-0123abcd?"),
+        ("def", "no run def", "did you mean default-0123abcd?"),
         ("012", "no run 012", "at least 4 characters"),
         ("ffff", "no run ffff", "the runs there: attn-gqa-0199ffff"),
         ("", "no run ", "the runs there"),

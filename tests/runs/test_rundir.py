@@ -30,10 +30,10 @@ CONFIG: dict[str, Any] = {
 @pytest.mark.parametrize(
     "value",
     [
-        1e-06, 1e16, 1e22, 1.0, 0.1, -2.5e-300, math.inf, 5e-324, 1, 0, 10**20, True, False, None, "", " ", "1e-06", "1e3",
-        "1.0", "1_000", "0x10", "0o17", "017", "1:30", "on", "no", "null", "~", "true", ".5", "5.", ".inf", "nan",
-        "-", "- a", "a: b", "# x", "a #b", "'", '"', "multi\nline\n", "tab\t", "Ünïcode 文", "\u2028", "\x85", "\x00",
-        "{a}", "[b", "*", "&x", "!y", "%", "@", "`", "2026-11-29", "=", "<<", [], {}, [1, [2.0, ["x"]]],
+        1e-06, 1e16, 1e22, 1.0, 0.1, -2.5e-300, math.inf, 5e-324, 1, 0, 10**20, True, False, None, "", " ", "1e-06",
+        "1e3", "1.0", "1_000", "0x10", "0o17", "017", "1:30", "on", "no", "null", "~", "true", ".5", "5.", ".inf",
+        "nan", "-", "- a", "a: b", "# x", "a #b", "'", '"', "multi\nline\n", "tab\t", "Ünïcode 文", "\u2028", "\x85",
+        "\x00", "{a}", "[b", "*", "&x", "!y", "%", "@", "`", "2026-11-29", "=", "<<", [], {}, [1, [2.0, ["x"]]],
         {"a": {"b": []}}, "x" * 300, "word " * 60,
     ],
     ids=lambda v: repr(v)[:30],
@@ -80,6 +80,13 @@ def test_manifest_updates_fields_and_keeps_the_rest(tmp_path: Path) -> None:
     assert (manifest["started"], manifest["resumed"]) == ("1", "2")
     assert manifest["ended"] > "2026"
     assert sorted(p.name for p in run.path.iterdir()) == ["config.yaml", "manifest.json"]
+
+
+def test_going_on_clears_how_it_ended(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "r-00000000", CONFIG)
+    run.update_manifest(state="failed", error="e")
+    run.update_manifest(state="running")
+    assert run.manifest() == {"state": "running"}
 
 
 def test_damaged_manifest_is_named(tmp_path: Path) -> None:

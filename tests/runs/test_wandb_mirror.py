@@ -14,7 +14,8 @@ from lmlab.runs import wandb_mirror
 from lmlab.runs.claim import is_claimed
 from lmlab.runs.metrics import Metrics
 from lmlab.runs.wandb_mirror import Mirror
-from tests.runs.wandb_file import offline_files, read
+from tests.runs.wandb_file import Offline, offline_files
+from tests.runs.wandb_file import read as read_now
 
 CONFIG = {"version": 1, "norm": {"name": "rmsnorm", "eps": 1e-06}, "optim": {"betas": [0.9, 0.95]}, "name": None}
 SPEC: dict[str, Any] = {"mode": "offline", "project": "proj", "entity": None, "group": None, "tags": [], "notes": "why"}
@@ -30,6 +31,14 @@ def start(run: Path, said: list[str] | None = None, **spec: Any) -> Mirror:
     note = None if said is None else said.append
     extra = {"group": "sweep-1", "tags": ["a b", "c"], "note": note}
     return wandb_mirror.start(SPEC | spec, run_path=run, run_id="0123abcd", name="the-run", config=CONFIG, **extra)
+
+
+def read(path: Path) -> Offline:
+    """The file once W&B's service has written all of it, which it does a moment after `finish` returned."""
+    deadline = time.monotonic() + 10
+    while (found := read_now(path)).exit_code is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def logged(row: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +129,10 @@ def test_killed_run_leaves_no_process_that_holds_the_claim(tmp_path: Path) -> No
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not is_claimed(tmp_path)
-    deadline = time.monotonic() + 15
-    while len(read(offline_files(tmp_path)[0]).rows) < 3 and time.monotonic() < deadline:
-        time.sleep(0.2)  # its service notices that it is gone, and writes what it has
-    assert [row["step"] for row in read(offline_files(tmp_path)[0]).rows] == [1, 2, 3]
+    deadline = time.monotonic() + 10
+    while len(read_now(offline_files(tmp_path)[0]).rows) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)  # its service notices that it is gone, and writes what it has
+    assert [row["step"] for row in read_now(offline_files(tmp_path)[0]).rows] == [1, 2, 3]
 
 
 # ---------------------------------------------------------------- what can go wrong
@@ -180,19 +189,34 @@ def test_disabled_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_network_goes_on_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setitem(wandb_mirror.QUIET, "init_timeout", 1)
-    said: list[str] = []
-    mirror = start(tmp_path, said, mode="online")
-    for row in ROWS:
-        mirror.log(row)
-    mirror.finish({"val/loss": 2.0}, 0)
-    assert len(said) == 1
-    assert "offline, later: wandb sync" in said[0]
-    found = read(offline_files(tmp_path)[-1])
-    assert [logged(row) for row in found.rows] == ROWS
+NO_NETWORK = """
+import sys
+from pathlib import Path
+from lmlab.runs import wandb_mirror
+wandb_mirror.QUIET["init_timeout"] = 1
+mirror = wandb_mirror.start({"mode": "online"}, run_path=Path(sys.argv[1]), run_id="0123abcd", name="n", config={})
+for step in (1, 2, 3): mirror.log({"step": step})
+mirror.finish({"val/loss": 2.0}, 0)
+"""
+
+
+def test_no_network_goes_on_offline(tmp_path: Path) -> None:
+    """In a process of its own: W&B reads where its server is only once."""
+    environment = os.environ | {
+        "WANDB_API_KEY": "0" * 40,
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "HOME": str(tmp_path),
+    }
+    run = tmp_path / "run"
+    run.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", NO_NETWORK, str(run)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "offline, later: wandb sync" in done.stderr
+    found = read(offline_files(run)[-1])
+    assert [row["step"] for row in found.rows] == [1, 2, 3]
     assert found.exit_code == 0
 
 

@@ -34,12 +34,19 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def small(corpus: str, tmp_path: Path) -> list[str]:
     """Overrides of a small experiment whose runs lie in tmp_path/runs."""
-    return [*SMALL, "data=text", f"data.files=['{corpus}']", "data.val_frac=0.2", "data.test_frac=0.2", f"paths.runs={tmp_path}/runs"]
+    return [
+        *SMALL,
+        "data=text",
+        f"data.files=['{corpus}']",
+        "data.val_frac=0.2",
+        "data.test_frac=0.2",
+        f"paths.runs={tmp_path}/runs",
+    ]
 
 
 @pytest.fixture
 def trainer(small: list[str], cache_dir: Path) -> Callable[..., Any]:
-    """trainer(*overrides, micro_rows=8) → a Trainer of the small experiment with these overrides in place of its own."""
+    """trainer(*overrides, micro_rows=8) → a Trainer of the small experiment with these overrides."""
 
     def make(*overrides: str, micro_rows: int = 8) -> Any:
         import torch

@@ -35,11 +35,14 @@ def plan(made: Any, monkeypatch: pytest.MonkeyPatch, free: int, asked: int | str
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)
     vocab = made.prepared.tokenizer.vocab_size
     return memory.plan(
-        made.exp.arch, vocab, made.master.ops, torch.float32, rows=8, asked=asked, device=torch.device("cpu"), n_parameters=10_000
+        made.exp.arch, vocab, made.master.ops, torch.float32, rows=8,
+        asked=asked, device=torch.device("cpu"), n_parameters=10_000
     )  # fmt: skip
 
 
-def test_auto_takes_the_most_rows_that_fit_in_equal_parts(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_most_rows_that_fit_in_equal_parts(
+    trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = trainer()
     assert plan(made, monkeypatch, 1 << 34).micro_rows == 8
     whole = plan(made, monkeypatch, 1 << 34)
@@ -48,7 +51,9 @@ def test_auto_takes_the_most_rows_that_fit_in_equal_parts(trainer: Callable[...,
     assert plan(made, monkeypatch, 1 << 34, asked=3).n_micro == 3
 
 
-def test_what_can_not_fit_is_refused_with_both_figures(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_fit_is_refused_with_both_figures(
+    trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TrainingFailed, match=r"a step needs about .*, and 0 MiB are free on cpu") as caught:
         plan(trainer(), monkeypatch, 1 << 10)
     assert "model.seq_len" in caught.value.hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from lmlab.registry import OPTIONS, make
@@ -36,7 +38,7 @@ def test_last_step_is_exactly_the_minimum(name: str, warmup: int, steps: int) ->
 def test_wsd_is_flat_then_linear() -> None:
     found = lrs(spec.WSD(warmup_steps=10, decay_frac=0.2, min_lr_frac=0.0), 1.0, 100)
     assert set(found[10:79]) == {1.0}
-    falls = [a - b for a, b in zip(found[80:], found[81:], strict=False)]
+    falls = [a - b for a, b in itertools.pairwise(found[80:])]
     assert falls == pytest.approx([1 / 20] * len(falls))
 
 

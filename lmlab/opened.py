@@ -62,7 +62,9 @@ def computed_model(
         model.load_state_dict(checkpoint.model, strict=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
-        raise RunError(f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code") from error
+        raise RunError(
+            f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code"
+        ) from error
     model = model.to(dtype).eval()
     if compile_wanted(exp.compile, device):
         model.compile_blocks()

@@ -1,0 +1,155 @@
+"""`lmlab train`, `eval` and `verify` as they are typed: what they print, where, and with which status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmlab.cli.app import run
+from lmlab.runs import metrics
+from lmlab.runs.rundir import RunDir
+from tests.cli.conftest import run_here
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """typed(*words) → (exit status, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = run(list(words))
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def finished(small: list[str]) -> Path:
+    return run_here([*small, "train.log_every_steps=1"]).path
+
+
+def runs_key(path: Path) -> str:
+    return f"paths.runs={path.parent}"
+
+
+def test_train_prints_the_block_and_the_result(typed: Typed, small: list[str]) -> None:
+    status, out, err = typed("train", *small, "norm=layernorm", "--no-tune-malloc")
+    assert status == 0
+    assert out.startswith("finished  ")
+    assert "bits/byte" in out
+    for word in ("changes", "norm=layernorm", "model.d_model=32", "parameters", "FLOP/token", "free", "attention", "step 20/20"):
+        assert word in err, word
+
+
+def test_train_json_is_one_object(typed: Typed, small: list[str]) -> None:
+    status, out, _ = typed("train", *small, "--json", "--no-tune-malloc")
+    result = json.loads(out)
+    assert (status, result["state"], result["step"]) == (0, "finished", 20)
+    assert RunDir.open(result["run"]).manifest()["result"]["val/loss"] == result["val/loss"]
+
+
+def test_resume_goes_on_and_refuses_what_changes_identity(typed: Typed, small: list[str]) -> None:
+    path = run_here(small, stop_at=10).path
+    status, _, err = typed("train", "--resume", path.name[-8:], runs_key(path), "lr=1e-4", "attn=gqa")
+    assert status == 2
+    assert err.count("error:") == err.count("hint:") == 1
+    assert "`optim.lr` from 0.003 to 0.0001" in err
+    assert "`attn` from mha to gqa" in err
+    assert RunDir.open(path).state() == "stopped"
+    status, out, err = typed("train", "--resume", "auto", runs_key(path), "train.eval_every_steps=3", "--no-tune-malloc")
+    assert status == 0, err
+    assert "from step 10" in err
+    assert out.startswith(f"finished  {path}")
+    status, _, err = typed("train", "--resume", "auto", runs_key(path))
+    assert (status, "there is no" in err) == (2, True)
+
+
+def test_stop_at_outside_the_run_is_refused(typed: Typed, small: list[str]) -> None:
+    status, _, err = typed("train", *small, "--stop-at", "21")
+    assert status == 2
+    assert "`--stop-at` is 21" in err
+    assert "1 to 20" in err
+
+
+def test_eval_repeats_the_final_figure_of_training(typed: Typed, finished: Path) -> None:
+    status, out, err = typed("eval", runs_key(finished), "--json")
+    report = json.loads(out)
+    last = metrics.read(finished / "metrics.jsonl")[-1]
+    assert status == 0
+    assert "newest finished run" in err
+    assert report["loss"] == pytest.approx(last["val/loss"], rel=1e-6)
+    assert report["bits_per_byte"] == pytest.approx(last["val/bits_per_byte"], rel=1e-6)
+    assert (report["own_data"], report["split"], report["step"]) == (True, "val", 20)
+    assert len(list((finished / "eval").glob("*.json"))) == 1
+
+
+def test_eval_of_test_is_counted_each_time(typed: Typed, finished: Path) -> None:
+    for n in (2, 3):
+        status, out, _ = typed("eval", str(finished), "--split", "test", "--json")
+        assert (status, json.loads(out)["test_evaluations"]) == (0, n)
+    assert RunDir.open(finished).manifest()["test_evaluations"] == 3
+
+
+def test_eval_on_other_data_keeps_the_tokenizer(typed: Typed, finished: Path, tmp_path: Path) -> None:
+    for i in range(12):
+        (tmp_path / f"{i}.txt").write_text(f"a wholly other text {i} " * 9, encoding="utf-8")
+    status, out, err = typed(
+        "eval", str(finished), "data=text", f"data.files=['{tmp_path}/*.txt']", "data.val_frac=0.4", "data.test_frac=0.2", "--json"
+    )  # fmt: skip
+    assert status == 0, err
+    report = json.loads(out)
+    assert report["own_data"] is False
+    assert report["tokens"] > report["bytes"] > 0  # bytes and one end-of-text a document
+    last = metrics.read(finished / "metrics.jsonl")[-1]
+    assert report["loss"] > last["val/loss"]
+
+
+@pytest.mark.parametrize("key", ["norm=layernorm", "model.seq_len=8", "lr=1", "tokenizer=bpe", "train.max_steps=3"])
+def test_eval_refuses_keys_of_the_trained_model(typed: Typed, finished: Path, key: str) -> None:
+    status, out, err = typed("eval", str(finished), key)
+    assert (status, out) == (2, "")
+    assert "can't be changed at evaluation" in err
+
+
+def test_eval_of_a_checkpoint_directory(typed: Typed, small: list[str]) -> None:
+    path = run_here([*small, "train.checkpoint_every_steps=10"]).path
+    status, out, _ = typed("eval", str(path / "checkpoints" / "step-00000010"), "--json")
+    assert (status, json.loads(out)["step"]) == (0, 10)
+
+
+def test_verify_finds_a_run_identical(typed: Typed, finished: Path) -> None:
+    status, out, _ = typed("verify", finished.name, runs_key(finished))
+    assert status == 0, out
+    assert out.startswith("identical: ")
+    assert "20 steps, 20 rows of metrics" in out
+    status, out, _ = typed("verify", str(finished), "--steps", "7", "--json")
+    verdict = json.loads(out)
+    assert (status, verdict["identical"], verdict["steps"], verdict["rows"]) == (0, True, 7, 7)
+
+
+def test_verify_names_the_first_step_that_differs(typed: Typed, finished: Path) -> None:
+    rows = metrics.read(finished / "metrics.jsonl")
+    rows[12]["train/loss"] += 1e-7
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = RunDir.open(finished).manifest()
+    manifest["versions"]["torch"] = "2.11.0"
+    (finished / "manifest.json").write_text(json.dumps(manifest))
+    status, out, _ = typed("verify", str(finished))
+    assert status == 1
+    assert "at step 13: train/loss was" in out
+    assert "torch" in out
+
+
+def test_a_run_without_steps_can_not_be_verified_or_evaluated(typed: Typed, finished: Path) -> None:
+    bare = finished.with_name("bare-00000000")
+    RunDir.create(bare, RunDir.open(finished).config())
+    for command in ("verify", "eval"):
+        status, _, err = typed(command, str(bare))
+        assert status == 2
+        assert err.startswith("error: ")
