@@ -24,6 +24,9 @@ demo: setup ## train a small model on the embedded corpus and print its result (
 test: setup ## the whole suite (under 6 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 tests
 
+test-parity: setup ## against transformers on tiny random models (about a minute)
+	$(PYTHON) -m pytest -q tests/parity
+
 lint: setup ## ruff, mypy, import directions
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .

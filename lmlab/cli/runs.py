@@ -42,7 +42,7 @@ def ls(words: Words = None, as_json: Json = False) -> None:
     if as_json:
         _say_json([line.as_dict() for line in lines])
     elif lines:
-        _table(("run", "state", "steps", "val bits/byte", "tokens/s", "age", "differs"), [_row(line) for line in lines])
+        _table(("run", "state", "steps", "val bits/byte", "tokens/s", "age", "changes"), [_row(line) for line in lines])
     else:
         _note(f"there are no runs in {root}")
     for line in lines:
@@ -156,8 +156,15 @@ def _row(line: RunSummary) -> tuple[str, ...]:
     steps = MISSING if line.step is None else f"{line.step}/{line.steps}" if line.steps else str(line.step)
     bits = MISSING if line.val_bits_per_byte is None else f"{line.val_bits_per_byte:.4f}"
     rate = MISSING if line.tokens_per_s is None else f"{line.tokens_per_s:,.0f}"
-    changed = " ".join(f"{key}={_shown(value)}" for key, value in line.differs.items()) or MISSING
-    return line.name, ", ".join(marks), steps, bits, rate, _age(line.ended or line.started), changed
+    return (
+        line.name,
+        ", ".join(marks),
+        steps,
+        bits,
+        rate,
+        _age(line.ended or line.started),
+        " ".join(line.changes) or MISSING,
+    )
 
 
 def _age(moment: str | None) -> str:

@@ -18,6 +18,7 @@ from lmlab.errors import ConfigError, listed
 
 ALIASES = {"lr": "optim.lr", "seed": "seed.all"}
 KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+ODD = re.compile(r"[^\x00-\x7f]|[~#!&;<>^`]")
 NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?\Z")
 
 
@@ -104,7 +105,16 @@ def _one(word: str) -> Override:
     if not KEY.match(key):
         raise ConfigError(f"`{word}` is not key=value", "write for example norm=rmsnorm or model.n_layers=4")
     key = ALIASES.get(key, key)
-    return Override(word, key, _whole(key, value))
+    return Override(word, key, _whole(key, _plain_text(value)))
+
+
+def _plain_text(value: str) -> str:
+    """Quotes around words with letters and signs that Hydra's grammar has not: é, ~, #. Quoted ones stay as they are."""
+    if not ODD.search(value) or re.search(r"['\"{}()$=]", value):
+        return value
+    if value.startswith("[") and value.endswith("]"):
+        return "[" + ",".join(f'"{v.strip()}"' if ODD.search(v) else v for v in value[1:-1].split(",")) + "]"
+    return value if "," in value or "[" in value else f'"{value}"'
 
 
 def _whole(key: str, value: str) -> str:

@@ -76,7 +76,7 @@ def _forward(
         if d_hidden_ND is None and d_head_VD is None:
             continue
         # The gradient of nats is probs − 1 at the target; weight and scale act on the narrow side of the products.
-        d_logits = probs.to(hidden.dtype).scatter_(-1, target, torch.expm1(-nats).to(hidden.dtype))
+        d_logits = probs.scatter_(-1, target, torch.expm1(-nats)).to(hidden.dtype)
         weight = (weight * scale).to(hidden.dtype)
         if d_hidden_ND is not None:
             torch.mm(d_logits, head_VD, out=d_hidden_ND[rows]).mul_(weight)

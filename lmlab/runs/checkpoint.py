@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,13 +133,14 @@ def _write(
     alone = {n: t.cpu().contiguous() for n, t in stored.items()}
     save_file({n: t.clone() if _is_part(t) else t for n, t in alone.items()}, folder / MODEL)
     _save_state(state, folder / STATE)
-    files = {}
-    for name in (MODEL, STATE):
-        path = folder / name
-        with open(path, "rb+") as f:
-            os.fsync(f.fileno())
-        files[name] = {"bytes": path.stat().st_size, "blake2b": _file_hash(path)}
-    meta: dict[str, Any] = {"version": VERSION, "step": step, "content_hash": content_hash(stored)}
+    with ThreadPoolExecutor(2) as pool:  # hashing and waiting for the disk overlap
+        content = pool.submit(content_hash, stored)
+        hashes = {name: pool.submit(_file_hash, folder / name) for name in (MODEL, STATE)}
+        for name in hashes:
+            with open(folder / name, "rb+") as f:
+                os.fsync(f.fileno())
+    files = {n: {"bytes": (folder / n).stat().st_size, "blake2b": job.result()} for n, job in hashes.items()}
+    meta: dict[str, Any] = {"version": VERSION, "step": step, "content_hash": content.result()}
     meta |= {"aliases": aliases, "files": files, "config": plain(config)}
     atomic_write(folder / META, to_json({**meta, "checksum": _checksum(meta)}, indent=1) + "\n")
 

@@ -25,7 +25,7 @@ class RunSummary:
     state: str
     set_aside: bool
     stale: bool | None = None
-    differs: dict[str, Any] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
     step: int | None = None
     steps: int | None = None
     val_loss: float | None = None
@@ -50,7 +50,8 @@ def summarise(run: RunDir) -> RunSummary:
     except RunError as error:
         line.problem = error.message
         manifest = {}
-    line.differs = _dict(manifest.get("differs"))
+    changes = manifest.get("changes")
+    line.changes = [str(change) for change in changes] if isinstance(changes, list) else []
     line.result = _dict(manifest.get("result"))
     line.steps = _dict(manifest.get("resolved")).get("steps")
     line.started, line.ended = manifest.get("started"), manifest.get("ended")

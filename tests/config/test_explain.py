@@ -60,7 +60,7 @@ WRONG = {
     "train.micro_batch=few": ("`train.micro_batch` is few, which is not auto or a whole number ≥ 1", ""),
     "name=": ("`name` is empty", ""),
     "name=a=b": ("`name=a=b` can't be read", """'name="a=b"'"""),
-    "data=text data.files=[~/a.txt]": ("`data.files=[~/a.txt]` can't be read", """'data.files=["~/a.txt"]'"""),
+    "data=text data.files=[a=b.txt]": ("`data.files=[a=b.txt]` can't be read", """'data.files=["a=b.txt"]'"""),
     "name=${nowhere}": ("can't be composed", ""),
     "+foo=1": ("`+foo=1`: keys are set, not added or removed with +", "write foo=1"),
     "++norm.eps=1": ("keys are set, not added or removed with +", "write norm.eps=1"),

@@ -52,6 +52,8 @@ def test_no_omegaconf_object_comes_out() -> None:
         ("compile=true", lambda e: e.compile, True),
         ("compile=false", lambda e: e.compile, False),
         ("name=2024", lambda e: e.name, "2024"),
+        ("name=Übung", lambda e: e.name, "Übung"),
+        ("wandb.tags=[~/é x,b]", lambda e: e.wandb.tags, ["~/é x", "b"]),
         ('name="a=b"', lambda e: e.name, "a=b"),
         ("device=cuda:1", lambda e: e.device, "cuda:1"),
         ("optim.clip=null", lambda e: e.optim.clip, None),
