@@ -95,7 +95,8 @@ def _with_exit(error: LmlabError, status: int) -> LmlabError:
 def _usage(error: Any, words: Sequence[str]) -> LmlabError:
     """Typer's usage errors: an unknown flag or command, a missing argument, a bad value."""
     context = getattr(error, "ctx", None)
-    where = context.command_path if context is not None else "lmlab"
+    named = next((f"lmlab {w}" for w in words[:1] if w in MODULES), "lmlab")
+    where = context.command_path if context is not None else named
     text = error.format_message().rstrip(".")
     flag = getattr(error, "option_name", None)
     if flag and "No such option" in text:

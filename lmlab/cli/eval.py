@@ -22,9 +22,7 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     words: Annotated[
         Optional[list[str]],
-        typer.Argument(
-            metavar="[RUN]... [KEY=VALUE]...", help="runs; keys: data, kernels, compile, device, train.precision"
-        ),
+        typer.Argument(metavar="RUN|KEY=VALUE", help="runs; keys: data, kernels, compile, device, train.precision"),
     ] = None,
     split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,

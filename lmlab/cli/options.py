@@ -103,33 +103,39 @@ def _option(entry: Entry) -> dict[str, Any]:
         "help": entry.help,
         "builds_on": builds_on,
         "sets": entry.values or entry.selects,
-        "fields": [*fields_of(entry)],
+        "fields": [f["key"] for f in fields_of(entry)],
     }
 
 
-def fields_of(entry: Entry) -> dict[str, dict[str, Any]]:
-    """The fields of a part by key, with the entry's own values as defaults."""
+def fields_of(entry: Entry, *, own: bool = True) -> list[dict[str, Any]]:
+    """The fields of a part, with the entry's own values as defaults, or with those of its spec."""
     from lmlab.config.fields import fields
 
     if entry.spec is None:
-        return {}
+        return []
     part = entry.make()
-    return {f"{entry.group}.{n}": _field(f, getattr(part, n)) for n, f in fields(entry.spec).items()}
+    found = fields(entry.spec)
+    return [_field(f"{entry.group}.{n}", f, getattr(part, n) if own else f.default) for n, f in found.items()]
 
 
-def _field(field: Field, default: Any) -> dict[str, Any]:
-    return {"default": default, "takes": field.allowed(), "help": field.help, "choices": list(field.choices)}
+def _field(key: str, field: Field, default: Any) -> dict[str, Any]:
+    return {
+        "key": key,
+        "default": default,
+        "takes": field.allowed(),
+        "help": field.help,
+        "choices": list(field.choices),
+    }
 
 
-def settings() -> dict[str, dict[str, dict[str, Any]]]:
+def settings() -> dict[str, list[dict[str, Any]]]:
     """The plain nodes and keys of the root, by node; "" holds the keys that stand alone."""
     from lmlab.config.catalogue import nodes
     from lmlab.config.fields import fields
     from lmlab.config.tree import Experiment
 
-    found = {n: {f"{n}.{k}": _field(f, f.default) for k, f in fields(cls).items()} for n, cls in nodes().items()}
-    alone = {n: _field(f, f.default) for n, f in fields(Experiment).items() if f.node is None}
-    return {**found, "": alone}
+    found = {n: [_field(f"{n}.{k}", f, f.default) for k, f in fields(cls).items()] for n, cls in nodes().items()}
+    return found | {"": [_field(n, f, f.default) for n, f in fields(Experiment).items() if f.node is None]}
 
 
 def describe(word: str, user: Path | None) -> dict[str, Any]:
@@ -148,11 +154,11 @@ def describe(word: str, user: Path | None) -> dict[str, Any]:
     owners = [g for g in (*GROUPS, PRESET) if word in entries(g, user)]
     if owners:
         return _group_sheet(owners[0], word, user)
-    keys = {k: v for sheet in rest.values() for k, v in sheet.items()}
-    for g in GROUPS:
-        for entry in _default_first(entries(g, user), defaults()[g]):
-            keys = fields_of(entry) | keys
-    hits = {k: v for k, v in keys.items() if word in (k, k.rpartition(".")[2])}
+    keys = {f["key"]: f for sheet in rest.values() for f in sheet}
+    for group in GROUPS:
+        for entry in _default_first(entries(group, user), defaults()[group]):
+            keys = {f["key"]: f for f in fields_of(entry)} | keys
+    hits = [f for k, f in keys.items() if word in (k, k.rpartition(".")[2])]
     if hits:
         return {"group": word, "help": "", "options": [], "fields": hits}
     guess = nearest(word, [*GROUPS, PRESET, *rest, *keys, *(k.rpartition(".")[2] for k in keys)])
@@ -161,7 +167,7 @@ def describe(word: str, user: Path | None) -> dict[str, Any]:
 
 
 def _default_first(known: dict[str, Entry], default: str | None) -> list[Entry]:
-    """The default, then parts under their own name, then those built on them: the first one's values are shown."""
+    """The default, then parts under their own name, then those built on them."""
     return sorted(known.values(), key=lambda e: (e.label != default, e.spec is not None and e.spec.name != e.label))
 
 
@@ -176,11 +182,13 @@ def _group_sheet(group: str, label: str | None, user: Path | None) -> dict[str, 
         raise LmlabError(f"`{group}={label}` is not known; choices: {listed(known, 20)}", hint)
     shown = [known[label]] if label else _ordered(known)
     default = defaults().get(group)
-    fields: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for entry in _default_first({e.label: e for e in shown}, default):
-        for key, facts in fields_of(entry).items():
-            fields.setdefault(key, {**facts, "only": []})["only"].append(entry.label)
-    for facts in fields.values():
+        for facts in fields_of(entry, own=label is not None):
+            merged.setdefault(str(facts), facts | {"only": []})["only"].append(entry.label)
+    order = list(dict.fromkeys(f["key"] for f in merged.values()))
+    fields = sorted(merged.values(), key=lambda f: order.index(f["key"]))
+    for facts in fields:
         facts["only"] = [] if len(facts["only"]) == sum(e.spec is not None for e in shown) else facts["only"]
     return {"group": group, "default": default, "options": [_option(e) for e in shown], "fields": fields}
 
@@ -197,7 +205,7 @@ def _print_all(sheet: dict[str, Any]) -> None:
         out.rows([_option_row(o, group["default"]) for o in group["options"]])
     for node, keys in sheet["settings"].items():
         out.title(node or "also", NODE_HELP.get(node, ""))
-        out.rows([(f"  {k}={show(v['default'])}", v["help"]) for k, v in keys.items()])
+        out.rows([(f"  {f['key']}={show(f['default'])}", f["help"]) for f in keys])
     out.note("● is the default. Write group=option or key=value; `lmlab options GROUP` shows an option's fields.")
 
 
@@ -219,9 +227,9 @@ def _print_sheet(sheet: dict[str, Any]) -> None:
     if sheet["fields"]:
         out.title("fields", "key=default · what it takes · what it is")
         rows = []
-        for key, facts in sheet["fields"].items():
+        for facts in sheet["fields"]:
             only = f" ({', '.join(facts['only'])} only)" if facts.get("only") else ""
-            rows.append((f"  {key}={show(facts['default'])}", facts["takes"], facts["help"] + only))
+            rows.append((f"  {facts['key']}={show(facts['default'])}", facts["takes"], facts["help"] + only))
         out.rows(rows)
     elif options and group != "preset":
         out.note("no fields")

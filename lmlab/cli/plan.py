@@ -105,6 +105,15 @@ def counted_steps(train: Train, flops: float) -> int | None:
     return max(1, int(min(given)))
 
 
+def check_stop(plan: Plan, stop_at: int | None, *, done: int) -> None:
+    """Raises ConfigError when `--stop-at` is not a step still to come."""
+    if stop_at is not None and plan.steps is not None and not done < stop_at <= plan.steps:
+        raise ConfigError(
+            f"`--stop-at` is {stop_at}, and this run is at step {done} of {plan.steps}",
+            f"choose a step from {done + 1} to {plan.steps}",
+        )
+
+
 def bounded_by_minutes(plan: Plan, rate: float) -> int:
     """Steps that end within train.max_minutes at `rate` steps/s, evaluations included."""
     minutes = plan.exp.train.max_minutes

@@ -17,7 +17,7 @@ from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir, prepare
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, TrainingFailed
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, TrainingFailed
 from lmlab.runs.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -57,25 +57,32 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str]) ->
     exp = loaded.experiment
     with screen.preparing() as progress:
         prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
-    if flags.dry_run:
-        from lmlab.cli import plan
+    path = run_path(exp)
+    if not flags.dry_run and (ended := already_ended(path, loaded, prepared, flags, screen)):
+        return ended
+    from lmlab.cli import plan as planning
 
-        describe(screen, plan.make(exp, prepared), run_path(exp), "not started (--dry-run)")
-        return Result("planned", run_path(exp))
-    run = RunDir(run_path(exp))
+    plan = planning.make(exp, prepared)  # refuses what can't run before anything is written
+    planning.check_stop(plan, flags.stop_at, done=0)
+    if flags.dry_run:
+        describe(screen, plan, path, "not started (--dry-run)")
+        return Result("planned", path)
+    run = RunDir(path)
     with run.claim():
-        ended = settle(run, loaded, prepared, flags, screen)
-        if ended is not None:
+        if ended := already_ended(path, loaded, prepared, flags, screen):
             return ended
+        clear(run, loaded, prepared, flags, screen)
         screen.log = run.append_log
         try:
             from lmlab.cli.training import train_claimed
 
             return train_claimed(run, loaded, prepared, flags, screen, command)
         except BaseException as error:
-            run.append_log(traceback.format_exc())
-            run.update_manifest(state="failed", error=str(error) or type(error).__name__)
-            raise explained(error) from error
+            told = explained(error)
+            if not (isinstance(told, LmlabError) and told.exit_code == EXIT_USAGE):
+                run.append_log(traceback.format_exc())
+                run.update_manifest(state="failed", error=str(told) or type(told).__name__)
+            raise told from error
 
 
 def run_path(exp: Experiment) -> Path:
@@ -85,34 +92,42 @@ def run_path(exp: Experiment) -> Path:
     return known[0] if known else root / f"{exp.name or slug(exp)}-{hash8}"
 
 
-def settle(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> Result | None:
-    """Decide about what lies in the directory: the result when there is nothing to do, None when to train."""
+def changed_since(run: RunDir, loaded: Loaded, prepared: Prepared) -> list[str]:
+    """Which of code and data are not what the run in the directory was made by; empty when there is no run."""
     manifest = run.manifest() if run.exists() else {}
-    code = code_hash(loaded.used_plugins())
-    old = {"code": manifest.get("code_hash"), "data": manifest.get("fingerprint")}
-    new = {"code": code, "data": prepared.fingerprint}
-    changed = [key for key in new if manifest and old[key] != new[key]]
+    now = {"code": ("code_hash", code_hash(loaded.used_plugins())), "data": ("fingerprint", prepared.fingerprint)}
+    return [what for what, (key, value) in now.items() if manifest and manifest.get(key) != value]
+
+
+def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> Result | None:
+    """The result of a finished or diverged run that need not be trained again; None when there is something to do."""
+    run = RunDir(path)
+    manifest = run.manifest() if run.exists() else {}
+    state = manifest.get("state")
+    changed = changed_since(run, loaded, prepared)
+    if state not in ENDED or flags.force or (changed and not flags.reuse_stale):
+        return None
+    note = f" (stale: made by other {' and '.join(changed)}, reused)" if changed else ""
+    screen.note(f"{state}: {path}{note}; --force trains it again")
+    return Result(state, path, manifest.get("result", {}), EXIT_DONE if state == "finished" else EXIT_FAILED)
+
+
+def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> None:
+    """Make the claimed directory ready: set a forced or stale run aside, write what a fresh one starts with."""
+    what = " and ".join(changed_since(run, loaded, prepared))
     if flags.force and run.exists():
         screen.note(f"--force: the earlier run is kept as {run.set_aside().path}")
-    elif changed and not flags.reuse_stale:
-        what = " and ".join(changed)
+    elif what and flags.reuse_stale:
+        screen.warn(f"stale: {run.path.name} was begun by other {what}; going on as asked (--reuse-stale)")
+    elif what:
         kept = run.set_aside().path.name
         screen.warn(f"stale: {run.path.name} was made by other {what}; it is kept as {kept} and trained anew")
-    elif manifest.get("state") in ENDED:
-        state = manifest["state"]
-        note = f" (stale: other {' and '.join(changed)}, reused)" if changed else ""
-        screen.note(f"{state}: {run.path}{note}; --force trains it again")
-        return Result(state, run.path, manifest.get("result", {}), EXIT_DONE if state == "finished" else EXIT_FAILED)
-    elif changed:
-        screen.warn(
-            f"stale: {run.path.name} was begun by other {' and '.join(changed)}; going on as asked (--reuse-stale)"
-        )
     if not run.manifest():
         RunDir.create(run.path, to_dict(loaded.experiment))
         run.save_plugins(loaded.used_plugins())
         run.save_tokenizer(prepared.tokenizer)
+    code = code_hash(loaded.used_plugins())
     run.update_manifest(code_hash=code, fingerprint=prepared.fingerprint, tokenizer_hash=prepared.tokenizer_hash)
-    return None
 
 
 def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
@@ -150,9 +165,8 @@ def explained(error: BaseException) -> BaseException:
     """Out of memory in the user's words; everything else as it is."""
     text = str(error)
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
-        from lmlab.train.memory import HINT
-
-        return TrainingFailed("out of memory while training; the last checkpoint is kept", HINT.format(micro="N"))
+        hint = "use a smaller train.micro_batch=, model= or model.seq_len; the same command then goes on or starts anew"
+        return TrainingFailed("out of memory while training; the last checkpoint is kept", hint)
     return error
 
 

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     overrides: Annotated[
-        Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="what to change from the default")
+        Optional[list[str]], typer.Argument(metavar="KEY=VALUE", help="what to change from the default")
     ] = None,
     resume: Annotated[
         Optional[str], typer.Option(metavar="RUN|auto", help="go on with this run; auto: the newest unfinished one")

@@ -16,7 +16,7 @@ from lmlab.cli.run_one import Flags, Result, describe
 from lmlab.config.identity import changes, config_hash, to_dict
 from lmlab.config.load import Loaded
 from lmlab.data.prepare import Prepared, cache_dir
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
+from lmlab.errors import EXIT_DONE, EXIT_FAILED
 from lmlab.generate.sample import sample
 from lmlab.runs import checkpoint, manifest, wandb_mirror
 from lmlab.runs.metrics import Metrics
@@ -71,11 +71,7 @@ def train_claimed(
     else:
         rate = run.manifest().get("steps_per_s_before", math.nan)
     assert plan.steps is not None
-    if flags.stop_at is not None and not state.step < flags.stop_at <= plan.steps:
-        raise ConfigError(
-            f"`--stop-at` is {flags.stop_at}, and this run is at step {state.step} of {plan.steps}",
-            f"choose a step from {state.step + 1} to {plan.steps}",
-        )
+    planning.check_stop(plan, flags.stop_at, done=state.step)
     left = planning.run_s(plan, rate, plan.steps - state.step)
     describe(screen, plan, run.path, f"about {duration(left)}" if math.isfinite(left) else "unknown")
     facts = machine.torch_facts(plan.device) | {

@@ -6,6 +6,7 @@ left, so that one call tells everything. Runs only after an error: a good comman
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
     values = [o for o in overrides if not o.is_choice and not _of_unknown_part(o, good, choices)]
     fine = [o for o in values if not _add(found, _value(o, experiment))]
     try:
-        experiment, _ = composer.compose([*good, *fine])
+        experiment = _with_values(experiment, good, fine, composer)
     except Exception as again:
         return [*found, _reason(again, "the configuration")]
     from lmlab.config.load import value_errors
@@ -46,6 +47,21 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
         bad = [f"`{o.key}`" for o in values if o not in fine]  # at their defaults now: say nothing of them
         found += [e for e in compat.check(experiment) if not any(key in e.message for key in bad)]
     return found if found or error is None else [_reason(error, "the configuration")]
+
+
+def _with_values(base: Experiment, good: list[Override], fine: list[Override], composer: Composer) -> Experiment:
+    """The choices with the values that are right by themselves; Hydra composes only what refers to something else."""
+    if any("${" in o.value for o in fine):
+        return composer.compose([*good, *fine])[0]
+    experiment = copy.deepcopy(base)
+    for override in fine:
+        *path, leaf = override.key.split(".")
+        node: Any = experiment
+        for name in path:
+            node = getattr(node, name)
+        value, field = override.element(), fields(type(node))[leaf]
+        setattr(node, leaf, str(value) if _becomes_word(value, field) else value)
+    return experiment
 
 
 def _of_unknown_part(value: Override, good: list[Override], choices: list[Override]) -> bool:
@@ -65,6 +81,9 @@ def _choices(
 ) -> tuple[list[Override], Experiment | None]:
     """The choices that compose, and what they compose to. Adds the others' errors to `found`."""
     good = [c for c in choices if not _add(found, _choice(c, composer.user))]
+    if all(c.key != PRESET for c in good):  # the same without Hydra
+        parts: dict[str, Any] = {c.key: entries(c.key, composer.user)[str(c.element())].make() for c in good}
+        return good, dataclasses.replace(catalogue.default_experiment(), **parts)
     try:
         return good, composer.compose(good)[0]
     except Exception as together:

@@ -109,7 +109,7 @@ def _one(word: str) -> Override:
 
 
 def _plain_text(value: str) -> str:
-    """Quotes around words with letters and signs that Hydra's grammar has not: é, ~, #. Quoted ones stay as they are."""
+    """Quotes around words with letters and signs that Hydra's grammar has not: é, ~, #. Quoted ones stay."""
     if not ODD.search(value) or re.search(r"['\"{}()$=]", value):
         return value
     if value.startswith("[") and value.endswith("]"):

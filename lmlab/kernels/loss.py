@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from lmlab.kernels.ops import wide
 
-CHUNK_ROWS = 1024
+CHUNK_ROWS = 512  # measured on 2 CPU cores at V=4096: 57 ms against 57 (256), 60 (1024), 138 (all at once, plain)
 
 
 def linear_cross_entropy(

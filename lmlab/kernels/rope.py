@@ -44,7 +44,8 @@ class _RotateHalf(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BTHC: Tensor) -> tuple[Tensor, None, None]:
-        return _turn_half(grad_BTHC, *ctx.saved_tensors, -1.0), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn_half(grad_BTHC, cos, sin, -1.0), None, None
 
 
 def _turn_half(x_BTHC: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:

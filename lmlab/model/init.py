@@ -28,11 +28,10 @@ ZEROS, ONES = Rule(0.0, 0.0), Rule(1.0, 0.0)
 
 
 def rules(n_layers: int, d_model: int) -> list[tuple[str, Rule]]:
-    """Pattern of the name → rule; the first that fits holds."""
+    """Pattern of the name → rule; the first that fits holds. Norm weights are vectors: 1 by the general rule."""
     residual = Rule(0.0, STD / math.sqrt(2 * n_layers))
     return [
         ("*.bias", ZEROS),
-        ("*norm*.weight", ONES),
         ("blocks.*.attn.o.weight", residual),
         ("blocks.*.ffn.down.weight", residual),
         ("head.weight", Rule(0.0, min(STD, 0.5 / math.sqrt(d_model)))),

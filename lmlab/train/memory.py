@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lmlab.errors import TrainingFailed
+from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
@@ -83,7 +83,7 @@ def plan(
     device: torch.device,
     n_parameters: int,
 ) -> MemoryPlan:
-    """The micro-batch: what was asked, or the most rows that fit. Raises TrainingFailed when it can't fit."""
+    """The micro-batch: what was asked, or the most rows that fit. Raises ConfigError when it can't fit."""
     one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
     per_row = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
@@ -99,14 +99,12 @@ def plan(
         micro = min(int(asked), rows)
     made = MemoryPlan(micro, math.ceil(rows / micro), fixed, per_row, free)
     if made.needed_bytes > free:
-        raise TrainingFailed(
-            f"a step needs about {gib(made.needed_bytes)}, and {gib(free)} are free on {device}",
-            HINT.format(micro=max(1, micro // 2)),
+        fits = "" if fit < 1 else f", or train.micro_batch={fit}"
+        raise ConfigError(
+            f"a step of {micro} rows needs about {gib(made.needed_bytes)}, and {gib(free)} are free on {device}",
+            f"use a smaller model= or a shorter model.seq_len{fits}",
         )
     return made
-
-
-HINT = "use a smaller model=, a shorter model.seq_len, or train.micro_batch={micro}"
 
 
 def gib(n_bytes: float) -> str:

@@ -110,7 +110,8 @@ def test_a_tab_imports_nothing_heavy_and_is_fast() -> None:
     code = (
         "import sys, time; t = time.perf_counter(); sys.argv = ['lmlab', '_complete', 'bash'];"
         "from lmlab.__main__ import main; main(); spent = time.perf_counter() - t;"
-        "print(spent); print([m for m in ('torch', 'hydra', 'omegaconf', 'typer', 'rich', 'numpy') if m in sys.modules])"
+        "heavy = ('torch', 'hydra', 'omegaconf', 'typer', 'rich', 'numpy');"
+        "print(spent); print([m for m in heavy if m in sys.modules])"
     )
     env = os.environ | {"COMP_LINE": "lmlab train attn=gqa attn.n_", "COMP_POINT": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
@@ -122,7 +123,8 @@ def test_a_tab_imports_nothing_heavy_and_is_fast() -> None:
 
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_the_script_is_printed(shell: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "lmlab", "completion", shell], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "lmlab", "completion", shell]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"lmlab _complete {shell}" in done.stdout
 
 
@@ -164,7 +166,7 @@ class Bash:
         return seen
 
     def close(self) -> None:
-        os.write(self.fd, b"\x03\x15exit\r")
+        os.write(self.fd, b"\x15exit\r")
         os.close(self.fd)
         os.waitpid(self.pid, 0)
 
@@ -190,9 +192,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bash]:
     ],
 )
 def test_tab_in_bash(bash: Bash, typed: str, becomes: str) -> None:
-    bash.send("\x15")  # an empty line
-    bash.send(typed)
+    bash.send("\x15" + typed)  # ^U: from an empty line. (^C would flush what is typed behind it.)
     seen = bash.until(becomes)
     bash.send("|")  # the cursor stands right behind it
     assert (seen + bash.until("|")).endswith(becomes + "|")
-    bash.send("\x03")

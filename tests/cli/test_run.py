@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmlab.cli import run_one as run_one_module
-from lmlab.errors import EXIT_FAILED, RunError, TrainingFailed
+from lmlab.errors import EXIT_FAILED, LmlabError, RunError, TrainingFailed
 from lmlab.runs import checkpoint, metrics
 from lmlab.runs.rundir import RunDir
 from lmlab.train.step import Stepper
@@ -311,3 +311,18 @@ def test_dry_run_writes_nothing(small: list[str], tmp_path: Path) -> None:
     assert planned.state == "planned"
     assert "parameters" in planned.said
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_can_not_run_is_refused_before_anything_is_written(small: list[str], tmp_path: Path) -> None:
+    with pytest.raises(LmlabError, match="needs about"):
+        run_here([*small, "model.n_layers=100000", "train.micro_batch=8", "ffn.d_ff=100000"])
+    with pytest.raises(LmlabError, match="CUDA devices are there"):
+        run_here([*small, "device=cuda:7"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_usage_error_leaves_the_state_of_the_run_alone(small: list[str]) -> None:
+    first = run_here(small, stop_at=10)
+    with pytest.raises(LmlabError, match="`--stop-at` is 5"):
+        run_here(small, stop_at=5)
+    assert RunDir.open(first.path).state() == "stopped"

@@ -174,7 +174,7 @@ def test_200_runs_are_listed_quickly_and_without_torch(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 201
     seconds, torch, hydra = done.stderr.split()
     assert (torch, hydra) == ("False", "False")
-    assert float(seconds) < 1.5, f"{seconds} s of {time.perf_counter() - started}"
+    assert float(seconds) < 2.0, f"{seconds} s of {time.perf_counter() - started}"
 
 
 @pytest.mark.parametrize("words", [["show", "0123"], ["diff", "0123", "0199"]])

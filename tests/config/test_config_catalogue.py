@@ -40,19 +40,28 @@ def test_every_option_has_a_file_and_something_that_builds_it(group: str, name: 
 
 
 @pytest.mark.parametrize("file", PARTS)
-def test_every_part_file_composes_to_what_it_says(file: str) -> None:
+def test_every_part_file_has_help_a_spec_and_fields_of_it(file: str) -> None:
     group, name = file.removesuffix(".yaml").split("/")
     entry = entries(group)[name]
     assert entry.help
     assert entry.spec is not None
     assert set(entry.values) <= set(fields(entry.spec))
-    needed = {"text": ["data.files=[a.txt]"], "hf": ["data.repo=a/b"] if group == "data" else ["tokenizer.path=x"]}
-    words = needed.get(name, [])
-    if group == "model":
-        words = ["train.batch_tokens=65536"]
-    part = getattr(load([f"{group}={name}", *words]).experiment, group)
-    assert type(part) is entry.spec
-    assert all(getattr(part, k) == getattr(entry.make(), k) for k in entry.values)
+
+
+NEEDED = {"data=text": ["data.files=[a.txt]"], "data=hf": ["data.repo=a/b"], "tokenizer=hf": ["tokenizer.path=x"]}
+
+
+@pytest.mark.parametrize("nth", range(max(len(entries(group)) for group in GROUPS)))
+def test_every_part_file_composes_to_what_it_says(nth: int) -> None:
+    """The nth of every group together: each is composed at least once."""
+    chosen = {group: list(entries(group).values())[nth % len(entries(group))] for group in GROUPS}
+    words = [f"{group}={entry.label}" for group, entry in chosen.items()]
+    words += [need for word in words for need in NEEDED.get(word, ())] + ["train.batch_tokens=65536"]
+    experiment = load(words).experiment
+    for group, entry in chosen.items():
+        part = getattr(experiment, group)
+        assert type(part) is entry.spec
+        assert all(getattr(part, key) == getattr(entry.make(), key) for key in entry.values), f"{group}={entry.label}"
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith(f"{PRESET}/")])

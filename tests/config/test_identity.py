@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -20,12 +21,18 @@ from lmlab.errors import ConfigError
 from lmlab.registry import OPTIONS, Spec
 
 
+@functools.cache
 def exp(*words: str) -> Experiment:
     return load(words).experiment
 
 
 def variants() -> list[tuple[str, ...]]:
-    return [(), ("preset=llama", "model=nano"), ("attn=gqa", "attn.n_kv_heads=1", "compile=true"), ("data=tinystories",)]
+    return [
+        (),
+        ("preset=llama", "model=nano"),
+        ("attn=gqa", "attn.n_kv_heads=1", "compile=true"),
+        ("data=tinystories",),
+    ]
 
 
 # ---------------------------------------------------------------- dict and back
@@ -114,7 +121,9 @@ def test_every_identity_field_changes_the_hash_and_no_other_does() -> None:
             assert same == (outside or not field.identity), f"{group}.{name}"
 
 
-@pytest.mark.parametrize("word", ["name=x", "device=cpu", "wandb.mode=disabled", "paths.runs=elsewhere", "train.keep_last=5"])
+@pytest.mark.parametrize(
+    "word", ["name=x", "device=cpu", "wandb.mode=disabled", "paths.runs=elsewhere", "train.keep_last=5"]
+)
 def test_outside_identity(word: str) -> None:
     assert config_hash(exp(word)) == config_hash(exp())
 

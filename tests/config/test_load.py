@@ -19,7 +19,9 @@ def exp(*words: str) -> Experiment:
 
 def test_the_default_composition() -> None:
     loaded = load([])
-    names = {g: getattr(loaded.experiment, g).name for g in ("norm", "block", "pos", "attn", "ffn", "data", "tokenizer")}
+    names = {
+        g: getattr(loaded.experiment, g).name for g in ("norm", "block", "pos", "attn", "ffn", "data", "tokenizer")
+    }
     assert names == dict(
         norm="rmsnorm", block="prenorm", pos="rope", attn="mha", ffn="swiglu", data="sotu", tokenizer="bpe"
     )
@@ -74,7 +76,13 @@ def test_seed_is_one_key_and_the_others_follow_it() -> None:
 
 def test_a_preset_is_changed_by_what_is_typed() -> None:
     llama = exp("preset=llama").model
-    assert (llama.n_layers, llama.d_model, llama.n_heads, llama.seq_len, llama.tie_embeddings) == (32, 4096, 32, 2048, False)
+    assert (llama.n_layers, llama.d_model, llama.n_heads, llama.seq_len, llama.tie_embeddings) == (
+        32,
+        4096,
+        32,
+        2048,
+        False,
+    )
     tiny = exp("preset=llama", "model=tiny")
     assert (tiny.model.n_layers, tiny.model.d_model, tiny.model.tie_embeddings) == (6, 256, True)
     assert tiny.ffn.multiple_of == 256
@@ -92,14 +100,26 @@ def test_llama_has_the_widths_of_the_paper() -> None:
 
 def test_nanogpt_has_its_own_values() -> None:
     e = exp("preset=nanogpt")
-    assert (e.norm.name, e.norm.bias, e.ffn.name, e.ffn.bias, e.pos.name) == ("layernorm", False, "gelu", False, "learned")
+    assert (e.norm.name, e.norm.bias, e.ffn.name, e.ffn.bias, e.pos.name) == (
+        "layernorm",
+        False,
+        "gelu",
+        False,
+        "learned",
+    )
     assert (e.optim.lr, e.optim.betas, e.optim.weight_decay, e.optim.clip) == (6e-4, [0.9, 0.95], 0.1, 1.0)
     assert (e.model.n_layers, e.model.d_model, e.attn.bias_qkv, e.attn.bias_o) == (12, 768, False, False)
 
 
 def test_gpt2_has_biases_everywhere() -> None:
     e = exp("preset=gpt2")
-    assert (e.norm.bias, e.attn.bias_qkv, e.attn.bias_o, e.ffn.bias, e.ffn.name) == (True, True, True, True, "gelu_tanh")
+    assert (e.norm.bias, e.attn.bias_qkv, e.attn.bias_o, e.ffn.bias, e.ffn.name) == (
+        True,
+        True,
+        True,
+        True,
+        "gelu_tanh",
+    )
     assert e.ffn.width(e.model.d_model) == 3072
 
 

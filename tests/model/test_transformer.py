@@ -245,6 +245,15 @@ def test_it_runs_under_deterministic_algorithms():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("pos", POS)
+def test_training_goes_on_after_inference_mode(pos):
+    net = model(torch.float32, pos=pos)
+    tokens, positions = rows()
+    with torch.inference_mode():
+        net(tokens, positions)
+    assert all(g.isfinite().all() for g in grads(net, tokens, positions, targets_BT=tokens).values())
+
+
 def test_a_cache_is_refused():
     with pytest.raises(LmlabError, match="keeps no cache"):
         model()(*rows(), cache=object())

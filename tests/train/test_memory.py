@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.errors import TrainingFailed
+from lmlab.errors import ConfigError
 from lmlab.train import memory
 
 
@@ -54,6 +54,12 @@ def test_auto_takes_the_most_rows_that_fit_in_equal_parts(
 def test_what_can_not_fit_is_refused_with_both_figures(
     trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TrainingFailed, match=r"a step needs about .*, and 0 MiB are free on cpu") as caught:
-        plan(trainer(), monkeypatch, 1 << 10)
-    assert "model.seq_len" in caught.value.hint
+    made = trainer()
+    with pytest.raises(ConfigError, match=r"a step of 1 rows needs about .*, and 0 MiB are free on cpu") as caught:
+        plan(made, monkeypatch, 1 << 10)
+    assert "micro_batch" not in caught.value.hint
+    whole = plan(made, monkeypatch, 1 << 34)
+    tight = int((whole.fixed_bytes + 2.5 * whole.per_row_bytes) / memory.USABLE_FRAC)
+    with pytest.raises(ConfigError, match="a step of 8 rows needs about") as caught:
+        plan(made, monkeypatch, tight, asked=8)
+    assert caught.value.hint.endswith("or train.micro_batch=2")
