@@ -16,6 +16,10 @@ from lmlab.cli.commands import MODULES
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, LmlabError, nearest
 
 EXIT_PIPE = 141  # whoever read our output is gone, as after SIGPIPE
+# Set before torch starts its threads: how long a thread that waits for the others spins before it sleeps. When another
+# program takes a core, spinning keeps the thread that is waited for off the other one. Measured on 2 cores beside one
+# busy process: 1,000 tokens/s with libgomp's own value, 2,700 with this one; alone, no difference above the noise.
+SPINS = "20000"
 EPILOG = (
     "key=value acts on the experiment, a flag on this invocation. `lmlab options` lists every key. --debug: tracebacks."
 )
@@ -55,6 +59,7 @@ def _top(
 
 def run(words: Sequence[str]) -> int:
     """Run one command line; returns the exit status. Errors go to stderr as two lines, tracebacks with --debug."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
     try:
