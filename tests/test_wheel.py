@@ -1,4 +1,4 @@
-"""From an installed wheel, in an empty folder: conf/ is found, a plug-in part is written, trained, stopped and resumed."""
+"""From an installed wheel, in an empty folder: conf/ is found, a plug-in is written, trained, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     wheel = next((folder / "dist").glob("*.whl"))
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(folder / "site")]
-    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*install, str(folder / "site"), str(wheel)], check=True, capture_output=True)
     return folder / "site"
 
 

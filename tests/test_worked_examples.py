@@ -8,6 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lmlab.data.batches import TrainBatches
+from lmlab.data.spec import Byte
+from lmlab.data.tokens import TokenFile, dtype_for
+from lmlab.errors import DataError
+from lmlab.eval.loss import LossSum, total
 from lmlab.kernels.attention import dense, sdpa
 from lmlab.kernels.norm import fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
 from lmlab.kernels.resolve import resolve
@@ -17,6 +22,8 @@ from lmlab.model.dims import Dims
 from lmlab.model.init import table
 from lmlab.model.mask import CAUSAL, window
 from lmlab.model.pos import Rope, alibi_slopes
+from lmlab.registry import make
+from lmlab.train.spec import Cosine
 from tests.composed import arch, model
 
 CPU = torch.device("cpu")
@@ -151,3 +158,54 @@ def test_a_tied_postnorm_model_scales_its_logits_by_one_over_root_d():
 def test_a_block_of_mha_and_ffn_has_12_d_squared():
     net = model(torch.float32, ffn="gelu", model={"n_layers": 1, "d_model": 128})
     assert sum(p.numel() for p in net.blocks[0].parameters() if p.ndim == 2) == 12 * 128**2
+
+
+# ---------------------------------------------------------------- training, data, evaluation
+
+
+def test_warmup_10_to_1e_3_is_1e_4_to_1e_3():
+    rate = make(Cosine(warmup_steps=10), 1e-3, 100)
+    assert [rate(step) for step in range(10)] == pytest.approx([1e-4 * n for n in range(1, 11)])
+
+
+def test_cosine_midpoint_and_last_step():
+    rate = make(Cosine(warmup_steps=0, min_lr_frac=0.1), 1e-3, 11)
+    assert rate(5) == pytest.approx((1e-3 + 1e-4) / 2)
+    assert rate(10) == 1e-3 * 0.1
+
+
+def test_65536_ids_fit_uint16_and_70000_do_not():
+    assert (dtype_for(65_536).itemsize, dtype_for(70_000).itemsize) == (2, 4)
+
+
+@pytest.mark.parametrize(("n", "starts"), [(17, 1), (18, 2), (100, 84)])
+def test_window_starts_are_n_minus_t(tmp_path, n, starts):
+    """N = T + 1 gives one; over many epochs exactly the N − T starts occur."""
+    batches = TrainBatches(tokens(tmp_path, n), rows=1, seq_len=16, seed=0, packing="stream", eot=0)
+    assert {int(s) for k in range(40 * starts) for s in batches.starts(k)} == set(range(starts))
+
+
+def test_n_up_to_t_tokens_are_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"has 16 tokens, `model.seq_len` is 16"):
+        TrainBatches(tokens(tmp_path, 16), rows=1, seq_len=16, seed=0, packing="stream", eot=0)
+
+
+def tokens(folder, n):
+    """A token file of n tokens: end-of-text and n − 1 ids."""
+    path = folder / "train.bin"
+    return TokenFile.write(path, [(list(range(1, n)), n - 1)], vocab_size=256, eot=0, tokenizer_hash="x")
+
+
+def test_bytes_of_a_text_are_len_utf8_and_0x80_counts_one():
+    tokenizer = make(Byte(), iter(()))
+    text = "naïve – 漢字 \x80"
+    assert int(tokenizer.token_bytes[tokenizer.encode(text)].sum()) == len(text.encode())
+    assert (tokenizer.token_bytes[0x80], tokenizer.token_bytes[tokenizer.eot]) == (1, 0)
+
+
+def test_uniform_byte_model_has_8_bits_per_byte():
+    assert LossSum(nats=math.log(256) * 77, tokens=77, bytes=77).bits_per_byte == pytest.approx(8.0)
+
+
+def test_eval_is_token_weighted():
+    assert total([LossSum(2.0 * 1, 1, 1), LossSum(90.0, 9, 9)]).nats_per_token == pytest.approx(9.2)

@@ -144,7 +144,7 @@ def conclude(run: RunDir, trainer: Trainer, state: State, ended: str, exit_code:
         figures["content_hash"] = checkpoint.content_hash(trainer.master.state_dict())
         figures["best_step"] = state.best_step
     figures["peak_memory_bytes"] = peak_memory_bytes(trainer.stepper.device)
-    run.update_manifest(state=ended, result=figures)
+    run.update_manifest(state=ended, result=figures, kernels=trainer.twin.model.paths())
     return Result(ended, run.path, figures, exit_code)
 
 

@@ -36,7 +36,8 @@ def verify(
 
     names = [w for w in words if not w.startswith("paths.runs=")]
     if len(names) != 1 or "=" in names[0]:
-        raise ConfigError(f"`lmlab verify` takes one RUN, not {' '.join(names) or 'none'}", "`lmlab runs ls` lists them")
+        given = " ".join(names) or "none"
+        raise ConfigError(f"`lmlab verify` takes one RUN, not {given}", "`lmlab runs ls` lists them")
     verdict = replay(find(names[0], runs_root(words)), steps, Screen())
     say(json.dumps(verdict.as_dict()) if as_json else verdict.text())
     raise typer.Exit(EXIT_DONE if verdict.identical else EXIT_FAILED)

@@ -64,7 +64,8 @@ class Attention(nn.Module):
         """Mask, window and positions as the backend wants them."""
         mask = mask if self.window is None else mask & window(self.window)
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
-        backend, why = self.choose(mask, tables.bias_HR is not None, S, device, dtype)
+        counted_for = self.ops.device if device.type == "meta" else device
+        backend, why = self.choose(mask, tables.bias_HR is not None, S, counted_for, dtype)
         causal = mask.plain_causal() and tables.bias_HR is None and (backend == "sdpa")
         seen = None if causal else mask.render(T, S, device)
         attends_BT = None

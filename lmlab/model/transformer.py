@@ -136,7 +136,7 @@ class Transformer(nn.Module):
     def _attention_expected(self) -> dict[str, None]:
         with torch.no_grad():
             positions = torch.arange(self.dims.seq_len, device=self.embed.weight.device)[None]
-            self.views(CAUSAL, positions, self.embed.weight.dtype)
+            self.views(CAUSAL, positions, self.ops.dtype)
         used, self._attention_used = self._attention_used, {}
         return used
 

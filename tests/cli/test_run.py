@@ -301,7 +301,8 @@ def test_manifest_records_what_auto_became(small: list[str]) -> None:
         manifest["resolved"] | {"micro_batch": 8, "steps": 20, "precision": "float32", "device": "cpu"}
         == manifest["resolved"]
     )
-    assert manifest["resolved"]["kernels"]["attention"]
+    assert manifest["kernels"] == manifest["resolved"]["kernels"]
+    assert manifest["kernels"]["attention"] == "sdpa (plain causal mask)"  # fp32 on CPU
     assert {"torch", "python", "numpy"} <= manifest["versions"].keys()
     assert manifest["command"][:2] == ["lmlab", "train"]
 
