@@ -18,8 +18,9 @@ help: ## list the targets
 # With PYTHON=… the caller brings an interpreter that has everything; then nothing is installed.
 setup: $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready) ## make .venv with pinned versions (about 2 minutes)
 
-demo: setup ## train a small model on the embedded corpus and print its result (about 2 minutes)
-	$(PYTHON) -m lmlab train name=demo model=nano train.max_steps=200
+demo: setup ## a shortened default run on the embedded corpus, with its result (about 2 minutes after set-up)
+	$(PYTHON) -m lmlab train name=demo train.max_steps=100
+	@echo "next:  .venv/bin/lmlab options  ·  .venv/bin/lmlab train attn=gqa  ·  .venv/bin/lmlab runs ls"
 
 test: setup ## the whole suite (under 6 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 tests

@@ -79,7 +79,9 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str]) ->
             return train_claimed(run, loaded, prepared, flags, screen, command)
         except BaseException as error:
             told = explained(error)
-            if not (isinstance(told, LmlabError) and told.exit_code == EXIT_USAGE):
+            if isinstance(told, KeyboardInterrupt):
+                run.update_manifest(state="stopped")
+            elif not (isinstance(told, LmlabError) and told.exit_code == EXIT_USAGE):
                 run.append_log(traceback.format_exc())
                 run.update_manifest(state="failed", error=str(told) or type(told).__name__)
             raise told from error

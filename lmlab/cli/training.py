@@ -72,12 +72,11 @@ def train_claimed(
         rate = run.manifest().get("steps_per_s_before", math.nan)
     assert plan.steps is not None
     planning.check_stop(plan, flags.stop_at, done=state.step)
+    matmul = machine.matmul_rate(plan.device, plan.dtype)
     left = planning.run_s(plan, rate, plan.steps - state.step)
-    describe(screen, plan, run.path, f"about {duration(left)}" if math.isfinite(left) else "unknown")
-    facts = machine.torch_facts(plan.device) | {
-        "malloc_tuned": malloc,
-        "matmul_flops_per_s": machine.matmul_rate(plan.device, plan.dtype),
-    }
+    about = f"about {duration(left)}" if math.isfinite(left) else "unknown"
+    describe(screen, plan, run.path, f"{about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now")
+    facts = machine.torch_facts(plan.device) | {"malloc_tuned": malloc, "matmul_flops_per_s": matmul}
     run.update_manifest(
         **manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides),
         state="running",
@@ -103,7 +102,7 @@ def train_claimed(
             note=screen.note,
         )
         try:
-            recorder = Recorder(run, plan, trainer, rows, mirror, screen, facts["matmul_flops_per_s"])
+            recorder = Recorder(run, plan, trainer, rows, mirror, screen, matmul)
             result = run_loop(recorder, state, intervals(plan, flags.stop_at))
         finally:
             mirror.finish(result.figures, result.exit_code)
@@ -184,7 +183,8 @@ class Recorder:
             state.best_loss, state.best_step = part.nats_per_token, state.step
         row = metrics_of("val", part, lossless=lossless)
         if final:
-            row |= metrics_of("val", trainer.loss_on(prepared.val), lossless=lossless)
+            whole = part if part.tokens == prepared.val.n_tokens - 1 else trainer.loss_on(prepared.val)
+            row |= metrics_of("val", whole, lossless=lossless)
             row |= self._best_on_val(state, row)
             counted = self.run.manifest().get("test_evaluations", 0) + 1
             self.run.update_manifest(test_evaluations=counted)

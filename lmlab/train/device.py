@@ -31,9 +31,11 @@ def bf16_is_native(device: torch.device) -> bool:
     """Whether bf16 matmuls run in hardware: CUDA from Ampere on, CPUs with AMX or AVX-512 bf16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and any(
-        torch.cpu.get_capabilities().get(flag, False) for flag in ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16")
-    )
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # true as well where AVX-512 only emulates it
+        return False
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    x86 = [bool(getattr(torch.cpu, probe)()) for probe in probes if hasattr(torch.cpu, probe)]
+    return any(x86) or platform.machine() in ("aarch64", "arm64")
 
 
 def resolve_precision(word: str, device: torch.device) -> torch.dtype:
