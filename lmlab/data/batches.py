@@ -40,12 +40,7 @@ class Batch:
         return Batch(**{k: None if v is None else v[start:stop] for k, v in self._tensors().items()})  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        return Batch(
-            **{
-                k: None if v is None else v.to(device, non_blocking=non_blocking)  # type: ignore[arg-type]
-                for k, v in self._tensors().items()
-            }
-        )
+        return Batch(**{k: _moved(v, device, non_blocking) for k, v in self._tensors().items()})  # type: ignore[arg-type]
 
     def hash(self) -> str:
         """Of everything in it; equal batches have equal hashes on every machine."""
@@ -55,6 +50,13 @@ class Batch:
             if tensor is not None:
                 digest.update(raw(tensor.cpu().numpy()))
         return digest.hexdigest()
+
+
+def _moved(tensor: torch.Tensor | None, device: torch.device | str, non_blocking: bool) -> torch.Tensor | None:
+    """On `device`; rows that are one row repeated (positions) stay so, which tells the model that they are equal."""
+    if tensor is None or tensor.stride(0) != 0:
+        return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+    return tensor[:1].to(device, non_blocking=non_blocking).expand(tensor.shape)
 
 
 class TrainBatches:
@@ -122,9 +124,8 @@ def _batch(window: np.ndarray, *, packing: str, eot: int, n_targets: int | None 
     """window: (B, T+1) ids. With n_targets only the first that many targets, row by row, have weight 1."""
     inputs, targets = window[:, :-1].copy(), window[:, 1:].copy()
     B, T = inputs.shape
-    positions = np.broadcast_to(np.arange(T), (B, T)).copy()
+    positions, documents = torch.arange(T).expand(B, T), None
     weights = np.ones((B, T), dtype=np.float32)
-    documents = None
     scored = B * T if n_targets is None else n_targets
     weights.reshape(-1)[scored:] = 0
     if packing == "documents":
@@ -132,16 +133,17 @@ def _batch(window: np.ndarray, *, packing: str, eot: int, n_targets: int | None 
         if scored < B * T:  # the padding is a document of its own, whatever id fills it
             new.reshape(-1)[scored:] = False
             new.reshape(-1)[scored] = True
-        documents = np.cumsum(new, axis=1)
-        positions -= np.maximum.accumulate(np.where(new, positions, 0), axis=1)
+        documents = torch.from_numpy(np.cumsum(new, axis=1))
+        began = np.maximum.accumulate(np.where(new, np.arange(T), 0), axis=1)
+        positions = torch.from_numpy(np.arange(T) - began)
     if scored < B * T:
         targets.reshape(-1)[scored:] = 0
         inputs.reshape(-1)[scored:] = 0
     return Batch(
         torch.from_numpy(inputs),
         torch.from_numpy(targets),
-        torch.from_numpy(positions),
-        None if documents is None else torch.from_numpy(documents),
+        positions,
+        documents,
         torch.from_numpy(weights),
     )
 

@@ -56,7 +56,7 @@ def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows:
     with torch.device("meta"):
         model = Transformer(arch, vocab_size, ops).to(dtype)
         tokens = torch.zeros(rows, arch.model.seq_len, dtype=torch.int64)
-        positions = torch.zeros_like(tokens)
+        positions = torch.arange(arch.model.seq_len).expand(rows, -1)
         weights = torch.ones(rows, arch.model.seq_len)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
