@@ -35,7 +35,7 @@ lint: setup ## ruff, mypy, import directions
 	$(PYTHON) -m pytest -q tests/test_imports.py
 
 gpu: setup ## on a GPU machine: eager and compiled against CPU, memory (2 minutes; PYTHON=python3 runs without .venv)
-	$(PYTHON) experiments/gpu/run.py
+	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) experiments/gpu/run.py
 
 wheel: setup ## build dist/*.whl
 	$(PYTHON) -m build --no-isolation --wheel

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
 from lmlab.errors import ConfigError, listed
-from lmlab.model.spec import FfnSpec, Learned, Sinusoidal
+from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, Learned, Sinusoidal
 from lmlab.registry import Spec
-from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec
+from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec, warmup_steps
 
 if TYPE_CHECKING:
     from lmlab.config.tree import Experiment
@@ -52,8 +52,7 @@ def steps(experiment: Experiment) -> int | None:
 
 # ---------------------------------------------------------------- parts of your own
 
-NEEDED = {"attn": ("head_size", "kv_heads"), "ffn": ("width",), "block": ("final_norm",)}
-BASES = {"attn": "AttnSpec", "ffn": "FfnSpec", "block": "BlockSpec"}
+BASES = {"attn": AttnSpec, "ffn": FfnSpec, "block": BlockSpec}
 BUILT = ("norm", "block", "pos", "attn", "ffn", "data", "tokenizer", "optim", "schedule")
 
 
@@ -62,10 +61,9 @@ def _incomplete(e: Experiment) -> Iterator[Wrong]:
         part = getattr(e, group)
         if not part.build:
             yield f"`{group}={part.name}` does not say what builds it", 'write @option(…, build="module:Class")'
-        missing = [name for name in NEEDED.get(group, ()) if not callable(getattr(part, name, None))]
-        if missing:
-            hint = f"derive it from lmlab.model.spec.{BASES[group]}"
-            yield f"`{group}={part.name}` has no {' and no '.join(missing)}", hint
+        if group in BASES and not isinstance(part, BASES[group]):
+            base = BASES[group].__name__
+            yield f"`{group}={part.name}` is no {base}", f"derive its spec from lmlab.model.spec.{base}"
         if group == "data" and not hasattr(part, "packing"):
             yield f"`data={part.name}` has no packing", "derive it from lmlab.data.spec.DataSpec"
         if group == "schedule" and not isinstance(part, ScheduleSpec):
@@ -243,12 +241,12 @@ def _warmup(e: Experiment) -> Wrong | None:
 
 def _decay(e: Experiment) -> Wrong | None:
     s, total = e.schedule, steps(e)
-    if not isinstance(s, WSD) or total is None or s.warmup_steps is None or s.warmup_steps >= total:
+    if not isinstance(s, WSD) or total is None or (s.warmup_steps is not None and s.warmup_steps >= total):
         return None
-    decay = round(s.decay_frac * total)
-    if s.warmup_steps + decay <= total:
+    warmup, decay = warmup_steps(s.warmup_steps, total), max(1, round(s.decay_frac * total))
+    if warmup + decay <= max(total, 2):
         return None
-    both = f"`schedule.warmup_steps` {s.warmup_steps} and a decay of {decay} (`schedule.decay_frac` {s.decay_frac:g})"
+    both = f"`schedule.warmup_steps` {warmup} and a decay of {decay} (`schedule.decay_frac` {s.decay_frac:g})"
     message = f"{both} are more than the run's {total} steps"
     return message, f"use at most {total - decay} warm-up steps, or a smaller decay_frac"
 

@@ -56,6 +56,7 @@ def computed_model(
     from lmlab.kernels.resolve import resolve
     from lmlab.model.transformer import build
     from lmlab.train.device import compile_wanted
+    from lmlab.train.twin import cast_parameters
 
     model = build(exp.arch, vocab_size, resolve(exp.kernels, device, dtype), seed=None, device=device)
     try:
@@ -65,7 +66,7 @@ def computed_model(
         raise RunError(
             f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code"
         ) from error
-    model = model.to(dtype).eval()
+    model = cast_parameters(model, dtype).eval()
     if compile_wanted(exp.compile, device):
         model.compile_blocks()
     return model

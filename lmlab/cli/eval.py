@@ -88,8 +88,8 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
             f"then {manifest.get('fingerprint')}",
             "bring back the same corpus, or name the data to evaluate on: data=…",
         )
-    be_deterministic()
     device = resolve_device(exp.device)
+    be_deterministic(device)
     dtype = resolve_precision(exp.train.precision, device)
     model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
     rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)

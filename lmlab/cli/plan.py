@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,11 @@ from lmlab.kernels.resolve import Ops, resolve
 from lmlab.model.transformer import Transformer
 from lmlab.train import memory
 from lmlab.train.device import compile_wanted, resolve_device, resolve_precision
-from lmlab.train.schedule import warmup_steps
-from lmlab.train.spec import DEFAULT_STEPS, Train
+from lmlab.train.loop import measured_rate
+from lmlab.train.setup import Trainer
+from lmlab.train.spec import DEFAULT_STEPS, Train, warmup_steps
 
 STEP_OVER_GRADIENT = 1.08  # a whole step over its gradients: optimizer, twin, bookkeeping
-EVAL_OVER_TRAIN = 0.35  # a token evaluated over a token trained
 
 
 @dataclass
@@ -37,10 +39,6 @@ class Plan:
     steps: int | None  # None: max_minutes waits for a measured rate
 
     @property
-    def rows(self) -> int:
-        return self.exp.train.batch_tokens // self.exp.model.seq_len
-
-    @property
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.skeleton.parameters())
 
@@ -48,6 +46,10 @@ class Plan:
     def epochs(self) -> float:
         """How often the run reads the train split; 0 until the steps are known."""
         return (self.steps or 0) * self.exp.train.batch_tokens / self.prepared.train.n_tokens
+
+    def evaluate_every(self, steps: int) -> int:
+        """Steps between evaluations of a run of `steps`: what was asked, or a quarter of it."""
+        return self.exp.train.eval_every_steps or max(1, math.ceil(steps / 4))
 
     def machine(self) -> str:
         """`cpu bfloat16 eager`."""
@@ -65,30 +67,35 @@ class Plan:
             "precision": str(self.dtype).removeprefix("torch."),
             "micro_batch": self.memory.micro_rows,
             "steps": self.steps,
-            "warmup_steps": warmup_steps(self.exp.schedule, self.steps or 1),
+            "warmup_steps": warmup_steps(self.exp.schedule.warmup_steps, self.steps or 1),
             "compile": self.compiled,
             "kernels": self.kernels(),
         }
 
 
 def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = None) -> Plan:
-    """`known`: what an earlier start of the same run recorded (steps, micro_batch), used as it is."""
-    device = resolve_device(exp.device)
-    dtype = resolve_precision(exp.train.precision, device)
+    """`known`: what an earlier part of the same run recorded. Its steps, micro-batch, precision and compilation hold,
+    and its device unless another is asked for: a run does not change its arithmetic on the way."""
+    known = known or {}
+    device = resolve_device(known["device"] if known and exp.device == "auto" else exp.device)
+    dtype = getattr(torch, known["precision"]) if known else resolve_precision(exp.train.precision, device)
     ops = resolve(exp.kernels, device, dtype)
     vocab_size = prepared.tokenizer.vocab_size
     with torch.device("meta"):
         skeleton = Transformer(exp.arch, vocab_size, ops)
-    flops = flops_per_token(skeleton, exp.arch)
-    palm = palm_flops_per_token(skeleton, exp.arch)
-    rows = exp.train.batch_tokens // exp.model.seq_len
-    asked = exp.train.micro_batch if known is None else known["micro_batch"]
-    n_parameters = sum(p.numel() for p in skeleton.parameters())
+    flops, palm = flops_per_token(skeleton, exp.arch), palm_flops_per_token(skeleton, exp.arch)
     needs = memory.plan(
-        exp.arch, vocab_size, ops, dtype, rows=rows, asked=asked, device=device, n_parameters=n_parameters
+        exp.arch,
+        vocab_size,
+        ops,
+        dtype,
+        rows=exp.train.batch_tokens // exp.model.seq_len,
+        asked=known.get("micro_batch", exp.train.micro_batch),
+        device=device,
+        n_parameters=sum(p.numel() for p in skeleton.parameters()),
     )
-    steps = known["steps"] if known is not None else counted_steps(exp.train, flops)
-    compiled = compile_wanted(exp.compile, device)
+    steps = known.get("steps", counted_steps(exp.train, flops))
+    compiled = known.get("compile", compile_wanted(exp.compile, device))
     return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps)
 
 
@@ -114,30 +121,54 @@ def check_stop(plan: Plan, stop_at: int | None, *, done: int) -> None:
         )
 
 
-def bounded_by_minutes(plan: Plan, rate: float) -> int:
-    """Steps that end within train.max_minutes at `rate` steps/s, evaluations included."""
-    minutes = plan.exp.train.max_minutes
+@dataclass(frozen=True)
+class Pace:
+    """Measured before step 0: seconds of a step, of a validation token, of a sampled sentence."""
+
+    step_s: float
+    eval_token_s: float
+    sample_s: float
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
+
+def measure(plan: Plan, trainer: Trainer) -> Pace:
+    """Time a few gradients, one evaluation batch and a few sampled tokens; the run is as if they had not been."""
+    from lmlab.generate.sample import SAMPLE_TOKENS, sample
+
+    prepared, seq_len = plan.prepared, plan.exp.model.seq_len
+    step_s = STEP_OVER_GRADIENT / measured_rate(trainer.stepper, trainer.batches)
+    started = time.perf_counter()
+    tokens = trainer.loss_on(prepared.val, plan.memory.micro_rows * seq_len).tokens
+    eval_token_s, started = (time.perf_counter() - started) / tokens, time.perf_counter()
+    sample(trainer.twin.model, prepared.tokenizer, seq_len=seq_len, n_tokens=4)
+    return Pace(step_s, eval_token_s, (time.perf_counter() - started) * SAMPLE_TOKENS / 4)
+
+
+def run_s(plan: Plan, pace: Pace, steps: int, done: int = 0) -> float:
+    """Estimated seconds of a run of `steps` from step `done` to its end, evaluations included."""
+    every, val, test = plan.evaluate_every(steps), plan.prepared.val.n_tokens, plan.prepared.test.n_tokens
+    looks = steps // every - done // every
+    part = min(plan.exp.train.eval_tokens or val, val)
+    tokens = looks * part + 2 * val + test  # at the end: all of val, of the best checkpoint too, and test
+    return (steps - done) * pace.step_s + tokens * pace.eval_token_s + looks * pace.sample_s
+
+
+def bounded_by_minutes(plan: Plan, pace: Pace) -> int:
+    """The most steps that end within train.max_minutes, evaluations included, and within the other limits."""
+    minutes, most = plan.exp.train.max_minutes, plan.steps
     if minutes is None:
-        assert plan.steps is not None
-        return plan.steps
-    left_s = minutes * 60 - evaluation_s(plan, rate)
-    fit = int(left_s * rate / STEP_OVER_GRADIENT)
-    if fit < 1:
+        assert most is not None
+        return most
+    fits, too_many = 0, (most or int(minutes * 60 / pace.step_s)) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if run_s(plan, pace, middle) <= minutes * 60 else (fits, middle)
+    if fits < 1:
         raise ConfigError(
-            f"`train.max_minutes` is {minutes:g}, and evaluation alone takes about {evaluation_s(plan, rate) / 60:.1f}",
+            f"`train.max_minutes` is {minutes:g}, and one step with its evaluations takes about "
+            f"{run_s(plan, pace, 1) / 60:.2g}",
             "allow more minutes, lower train.eval_tokens, or set train.max_steps",
         )
-    return fit if plan.steps is None else min(fit, plan.steps)
-
-
-def evaluation_s(plan: Plan, rate: float) -> float:
-    """Seconds for the evaluations of a whole run: four intervals, then all of val and test."""
-    train, prepared = plan.exp.train, plan.prepared
-    n_interval = min(train.eval_tokens or prepared.val.n_tokens, prepared.val.n_tokens)
-    tokens = 3 * n_interval + prepared.val.n_tokens + prepared.test.n_tokens
-    return EVAL_OVER_TRAIN * tokens / (rate * train.batch_tokens)
-
-
-def run_s(plan: Plan, rate: float, steps_left: int) -> float:
-    """Estimated seconds until the run has ended."""
-    return steps_left * STEP_OVER_GRADIENT / rate + evaluation_s(plan, rate)
+    return fits

@@ -22,7 +22,7 @@ from lmlab.runs import checkpoint, manifest, wandb_mirror
 from lmlab.runs.metrics import Metrics
 from lmlab.runs.rundir import RunDir
 from lmlab.train import device as machine
-from lmlab.train.loop import Intervals, Loop, State, measured_rate
+from lmlab.train.loop import Intervals, Loop, State
 from lmlab.train.schedule import Schedule
 from lmlab.train.setup import Trainer, metrics_of
 from lmlab.train.stop import StopSignal
@@ -30,7 +30,7 @@ from lmlab.train.stop import StopSignal
 
 def build_trainer(plan: Plan) -> Trainer:
     """The trainer a plan describes, on a process made deterministic."""
-    machine.be_deterministic()
+    machine.be_deterministic(plan.device)
     return Trainer.make(
         plan.exp,
         plan.prepared,
@@ -49,9 +49,8 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def intervals(plan: Plan, stop_at: int | None) -> Intervals:
-    """null = evaluate every quarter of the run, and save when evaluating."""
-    train = plan.exp.train
-    every = train.eval_every_steps or max(1, math.ceil((plan.steps or 1) / 4))
+    """null = save when evaluating."""
+    train, every = plan.exp.train, plan.evaluate_every(plan.steps or 1)
     return Intervals(train.log_every_steps, every, train.checkpoint_every_steps or every, stop_at)
 
 
@@ -65,21 +64,22 @@ def train_claimed(
     trainer = build_trainer(plan)
     state = resume(run, trainer, screen) if run.checkpoints() else State()
     if known is None:
-        rate = measured_rate(trainer.stepper, trainer.batches)
-        plan.steps = planning.bounded_by_minutes(plan, rate)
-        run.update_manifest(resolved=plan.resolved(), steps_per_s_before=rate)
+        pace = planning.measure(plan, trainer)
+        plan.steps = planning.bounded_by_minutes(plan, pace)
+        run.update_manifest(resolved=plan.resolved(), pace=pace.as_dict())
     else:
-        rate = run.manifest().get("steps_per_s_before", math.nan)
+        pace = planning.Pace(**run.manifest()["pace"])
     assert plan.steps is not None
     planning.check_stop(plan, flags.stop_at, done=state.step)
     matmul = machine.matmul_rate(plan.device, plan.dtype)
-    left = planning.run_s(plan, rate, plan.steps - state.step)
-    about = f"about {duration(left)}" if math.isfinite(left) else "unknown"
-    describe(screen, plan, run.path, f"{about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now")
+    about = duration(planning.run_s(plan, pace, plan.steps, done=state.step))
+    describe(screen, plan, run.path, f"about {about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now")
     facts = machine.torch_facts(plan.device) | {"malloc_tuned": malloc, "matmul_flops_per_s": matmul}
+    now = manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides)
     run.update_manifest(
-        **manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides),
+        **now,
         state="running",
+        sessions=sessions(run, now | {"resolved": plan.resolved()}, state, screen),
         choices=loaded.choices,
         changes=changes(exp),
         seeds=exp.seeds(),
@@ -107,6 +107,16 @@ def train_claimed(
         finally:
             mirror.finish(result.figures, result.exit_code)
     return result
+
+
+def sessions(run: RunDir, now: dict[str, Any], state: State, screen: Screen) -> list[dict[str, Any]]:
+    """Where and how each part of the run was computed; warns of what differs from the part before."""
+    before = run.manifest()
+    if state.step:
+        for line in manifest.environment_differences(before, now):
+            screen.warn(f"since step {state.step}: {line}")
+    kept = {key: now[key] for key in ("started", "host", "versions", "torch", "command")}
+    return [*before.get("sessions", []), {"from_step": state.step, **kept}]
 
 
 def run_loop(recorder: Recorder, state: State, every: Intervals) -> Result:
@@ -179,9 +189,11 @@ class Recorder:
         trainer, prepared, train = self.trainer, self.plan.prepared, self.plan.exp.train
         lossless = prepared.tokenizer.lossless
         part = trainer.loss_on(prepared.val, train.eval_tokens)
-        if part.nats_per_token < state.best_loss:
-            state.best_loss, state.best_step = part.nats_per_token, state.step
         row = metrics_of("val", part, lossless=lossless)
+        if not math.isfinite(part.nats_per_token):
+            return row
+        if part.nats_per_token < state.best_loss or part.tokens != state.best_tokens:
+            state.best_loss, state.best_step, state.best_tokens = part.nats_per_token, state.step, part.tokens
         if final:
             whole = part if part.tokens == prepared.val.n_tokens - 1 else trainer.loss_on(prepared.val)
             row |= metrics_of("val", whole, lossless=lossless)

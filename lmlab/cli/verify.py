@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from lmlab.runs.files import plain
+
 if TYPE_CHECKING:
     from lmlab.cli.progress import Screen
     from lmlab.runs.rundir import RunDir
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from lmlab.train.setup import Trainer
 
 COMPARED = ("train/loss", "train/lr", "train/grad_norm")
+HEADLINE = ("val/loss", "val/bits_per_byte")
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +87,7 @@ class _Comparer:
     hashes: dict[int, str]
     verdict: Verdict
     screen: Screen
+    last: int
 
     def stepped(self, state: State, loss: float | None) -> None:
         self.verdict.steps = state.step
@@ -96,14 +100,21 @@ class _Comparer:
             self._compare(state.step, "the weights' content hash", then, content_hash(self.trainer.master.state_dict()))
 
     def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
-        return {}
+        """The headline, at the last step: all of val."""
+        from lmlab.train.setup import metrics_of
+
+        if not final:
+            return {"val/loss": 0.0}
+        prepared = self.trainer.prepared
+        return metrics_of("val", self.trainer.loss_on(prepared.val), lossless=prepared.tokenizer.lossless)
 
     def record(self, row: dict[str, Any]) -> None:
         then = self.rows.get(row["step"])
         if then is None:
             return
         self.verdict.rows += 1
-        for key in COMPARED:
+        row = plain(row)  # non-finite is null on disk
+        for key in (*COMPARED, *(HEADLINE if row["step"] == self.last else ())):
             if key in then:
                 self._compare(row["step"], key, then[key], row.get(key))
 
@@ -153,7 +164,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     if (final := then.get("result", {}).get("content_hash")) and then.get("state") == "finished":
         hashes[known["steps"]] = final
     last = min(steps or known["steps"], max([*rows, *hashes]))
-    comparer = _Comparer(trainer, rows, hashes, verdict, screen)
+    comparer = _Comparer(trainer, rows, hashes, verdict, screen, known["steps"])
     every = Intervals(log=1, evaluate=plan.steps or 1, save=plan.steps or 1, stop_at=last)
     loop = Loop(
         trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer

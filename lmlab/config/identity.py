@@ -23,7 +23,7 @@ from lmlab.errors import ConfigError, listed
 from lmlab.registry import Spec, lookup
 
 VERSION = 1
-CODE = ("model", "kernels", "train", "data")
+CODE = ("model", "kernels", "train", "data", "eval/loss.py")
 SLUG_CHARS = 60
 
 # ---------------------------------------------------------------- dict and back
@@ -129,7 +129,8 @@ def code_hash(plugin_sources: Mapping[str, str]) -> str:
 def _sources() -> Iterator[tuple[str, str]]:
     package = Path(__file__).resolve().parents[1]
     for folder in CODE:
-        for path in sorted((package / folder).rglob("*.py")):
+        whole = package / folder
+        for path in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]:
             yield path.relative_to(package).as_posix(), path.read_text(encoding="utf-8")
 
 

@@ -7,6 +7,8 @@ import torch
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.model.transformer import Transformer
 
+SAMPLE_TOKENS = 32
+
 
 @torch.no_grad()
 def sample(
@@ -14,7 +16,7 @@ def sample(
     tokenizer: Tokenizer,
     *,
     seq_len: int,
-    n_tokens: int = 32,
+    n_tokens: int = SAMPLE_TOKENS,
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,

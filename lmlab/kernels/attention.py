@@ -24,7 +24,12 @@ def dense(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """softmax(scale · q·kᵀ + mask) · v with the probabilities in memory. The softmax itself is taken in fp32."""
+    """softmax(scale · q·kᵀ + mask) · v with the probabilities in memory.
+
+    Scores and probabilities have q's dtype; only inside the softmax is the arithmetic fp32. In bf16 the output is
+    0.33 % off float64 at scores of standard deviation 1 (SDPA: 0.19 %) and 0.9 % at 6 (0.17 %). Scores in fp32 double
+    the cost on CPU (4096 tokens of 4 heads of 64 at 256 keys, one core: 33 → 65 ms; 17 % of a small model's step).
+    """
     B, T, H, C = q_BTHC.shape
     S, K = k_BSKC.shape[1:3]
     if causal:
@@ -56,10 +61,19 @@ def sdpa(
         mask, causal = _with_causal(mask, T, S, q_BTHC.device), False
     q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BSKC, v_BSKC))
     grouped = q.shape[1] != k.shape[1]
+    if grouped and must_expand(mask, q.device):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        grouped = False
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     return out.transpose(1, 2)
+
+
+def must_expand(mask: Optional[Tensor], device: torch.device) -> bool:
+    """Whether k and v are repeated per query head: on CUDA no fused kernel takes grouped heads and a mask at once, and
+    SDPA would fall to the unfused one without a word."""
+    return mask is not None and device.type == "cuda"
 
 
 def _with_causal(mask: Optional[Tensor], T: int, S: int, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lmlab.kernels.ops import wide
 
@@ -41,6 +42,7 @@ class _WideSum(torch.autograd.Function):
         return F.embedding(ids, weight_VD)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (ids,) = ctx.saved_tensors
         summed = torch.ops.aten.embedding_dense_backward(grad.to(wide(grad.dtype)), ids, ctx.n_rows, -1, False)

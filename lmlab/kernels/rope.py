@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def rotate_half(x_BTHC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -43,6 +44,7 @@ class _RotateHalf(torch.autograd.Function):
         return _turn_half(x_BTHC, cos, sin, 1.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_BTHC: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turn_half(grad_BTHC, cos, sin, -1.0), None, None

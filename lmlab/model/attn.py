@@ -65,15 +65,16 @@ class Attention(nn.Module):
         mask = mask if self.window is None else mask & window(self.window)
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
         counted_for = self.ops.device if device.type == "meta" else device
-        backend, why = self.choose(mask, tables.bias_HR is not None, S, counted_for, dtype)
-        causal = mask.plain_causal() and tables.bias_HR is None and (backend == "sdpa")
+        backend, why = self.choose(mask, tables.biased, S, counted_for, dtype)
+        causal = mask.plain_causal() and not tables.biased and (backend == "sdpa")
         seen = None if causal else mask.render(T, S, device)
         attends_BT = None
         if seen is not None and mask.valid_BS is not None:  # only padding can leave a query with nothing
             attends = seen.any(-1, keepdim=True)
             seen, attends_BT = seen | ~attends, attends[:, 0, :, 0]
-        if tables.bias_HR is not None:
-            seen = _biased(tables.bias_HR, q_pos_BT, k_pos_BS, seen, dtype)
+        if tables.biased:
+            bias = tables.bias(shared_row(q_pos_BT)[:, :, None] - shared_row(k_pos_BS)[:, None, :], dtype)
+            seen = bias if seen is None else bias.masked_fill(~seen, float("-inf"))
         elif seen is not None and backend == "dense":
             seen = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
         return View(backend, why, causal, seen, attends_BT, tables.rotation(dtype))
@@ -118,11 +119,3 @@ class Attention(nn.Module):
         if view.attends_BT is not None:
             out_BTHC = out_BTHC.masked_fill(~view.attends_BT[:, :, None, None], 0.0)
         return self.o(out_BTHC.reshape(B, T, -1))
-
-
-def _biased(bias_HR: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor, seen: Optional[Tensor], dtype: torch.dtype) -> Tensor:
-    """(1 or B, H, T, S): the bias at each pair's distance, −inf where masked. Later keys are masked by the caller."""
-    q_pos, k_pos = shared_row(q_pos_BT), shared_row(k_pos_BS)
-    distance = (q_pos[:, :, None] - k_pos[:, None, :]).clamp_(0, bias_HR.shape[1] - 1)
-    bias = bias_HR.to(dtype).index_select(1, distance.flatten()).unflatten(1, distance.shape).transpose(0, 1)
-    return bias if seen is None else bias.masked_fill(~seen, float("-inf"))

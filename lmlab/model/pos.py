@@ -1,8 +1,8 @@
 """Where tokens stand: ONE object at the Transformer. `embed` adds to embeddings; `tables` serves the attention layers.
 
-Tables are computed in float64 and cast last (bf16 positions are wrong from 257 on), kept outside the module's buffers
-(meta builds and `.bfloat16()` would spoil them), and grow when longer rows arrive. Positions are always passed, never
-inferred; rows that share theirs share one table row.
+Tables are computed once, in float64, and cast last (bf16 positions are wrong from 257 on); they are kept outside the
+module's buffers (meta builds and `.bfloat16()` would spoil them). Positions are always passed, never inferred, and
+never looked at: on an accelerator that would stall it. Rows that share theirs share one table row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmlab.errors import ConfigError, LmlabError
-from lmlab.kernels.ops import Ops
+from lmlab.kernels.ops import Ops, wide
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 
@@ -25,7 +25,8 @@ class PosTables(NamedTuple):
 
     cos: Optional[Tensor] = None  # (1 or B, T, 1, d/2)
     sin: Optional[Tensor] = None
-    bias_HR: Optional[Tensor] = None  # the bias at distance R between query and key
+    bias_HR: Optional[Tensor] = None  # the bias at distance R between query and key; the last holds from there on
+    slope_H: Optional[Tensor] = None  # a bias of −slope · distance, at any distance
     pairing: str = ""  # how channels pair up for the rotation: a key of Ops.rope
 
     def rotation(self, dtype: torch.dtype) -> Optional[tuple[str, Tensor, Tensor]]:
@@ -33,6 +34,20 @@ class PosTables(NamedTuple):
         if self.cos is None or self.sin is None:
             return None
         return self.pairing, self.cos.to(dtype), self.sin.to(dtype)
+
+    @property
+    def biased(self) -> bool:
+        """Whether scores get a bias."""
+        return self.bias_HR is not None or self.slope_H is not None
+
+    def bias(self, distance_BTS: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, H, T, S): the bias of each query and key. A key after its query counts as distance 0: it is masked."""
+        distance = distance_BTS.clamp_min(0)[:, None]
+        if self.slope_H is not None:
+            return (distance.to(wide(dtype)) * -self.slope_H.to(wide(dtype))[:, None, None]).to(dtype)
+        assert self.bias_HR is not None, "these positions have no bias"
+        distance = distance.clamp_max(self.bias_HR.shape[1] - 1)[:, 0]
+        return self.bias_HR.to(dtype).index_select(1, distance.flatten()).unflatten(1, distance.shape).transpose(0, 1)
 
 
 class Position(nn.Module):
@@ -113,37 +128,41 @@ class Alibi(Position):
 
     def __init__(self, spec: specs.Alibi, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__(spec, dims, ops, layer)
-        self.slopes = alibi_slopes(dims.n_heads)
+        self.slope_H: Optional[Tensor] = None  # kept: copied to an accelerator at every step it would stall it
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_B: Optional[Tensor] = None) -> PosTables:
-        distance_R = torch.arange(reach(q_pos_BT, k_pos_BS), dtype=torch.float64, device=q_pos_BT.device)
-        slope_H = torch.tensor(self.slopes, dtype=torch.float64, device=q_pos_BT.device)
-        return PosTables(bias_HR=-slope_H[:, None] * distance_R)
+        if self.slope_H is None or self.slope_H.device != q_pos_BT.device:
+            self.slope_H = torch.tensor(alibi_slopes(self.dims.n_heads), dtype=torch.float64, device=q_pos_BT.device)
+        return PosTables(slope_H=self.slope_H)
 
 
 class Angles:
-    """cos and sin of p·θ_i for i < width/2, float64: a table that grows, on the device of the positions asked for."""
+    """cos and sin of p·θ_i for i < width/2, float64, at any position p < 2^24.
+
+    With p = a + 256·b + 65536·c, e^(i·p·θ) is the product of three turns, each from a table of 256 rows: they serve
+    every length, so nobody has to ask how far the positions reach.
+    """
 
     def __init__(self, theta: float, width: int) -> None:
         self.theta, self.width = theta, width
-        self.table: Optional[tuple[Tensor, Tensor]] = None
+        self.table: Optional[Tensor] = None
 
     def __call__(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """(1 or B, T, width/2) each. On an accelerator straight from the positions: looking at them would stall it."""
+        """(1 or B, T, width/2) each."""
         rows = shared_row(positions_BT)
-        if rows.device.type != "cpu":
-            return self.compute(rows)
-        needed = int(rows.max()) + 1 if rows.numel() else 0
-        if self.table is None or self.table[0].shape[0] < needed:
-            self.table = self.compute(torch.arange(2 ** max(8, (needed - 1).bit_length())))
-        cos, sin = (F.embedding(rows, table) for table in self.table)
-        return cos, sin
+        if self.table is None or self.table.device != rows.device:
+            self.table = self.compute(rows.device)
+        digits = (rows % 256, rows // 256 % 256, rows // 65536)
+        near, middle, far = (F.embedding(digit, table) for digit, table in zip(digits, self.table, strict=True))
+        turn = near * middle * far
+        return turn.real, turn.imag
 
-    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin with a last dimension of width/2."""
-        even = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device)
-        angles = positions.to(torch.float64)[..., None] * self.theta ** (-even / self.width)
-        return angles.cos(), angles.sin()
+    def compute(self, device: torch.device) -> Tensor:
+        """(3, 256, width/2) complex: the turns at 0, step, 2·step, … for each step."""
+        even = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
+        place = torch.stack([step * torch.arange(256, dtype=torch.float64, device=device) for step in (1, 256, 65536)])
+        angles = place[:, :, None] * self.theta ** (-even / self.width)
+        return torch.complex(angles.cos(), angles.sin())
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -161,10 +180,3 @@ def shared_row(positions_BT: Tensor) -> Tensor:
     if not same and positions_BT.device.type == "cpu":
         same = torch.equal(positions_BT, positions_BT[:1].expand_as(positions_BT))
     return positions_BT[:1] if same else positions_BT
-
-
-def reach(q_pos_BT: Tensor, k_pos_BS: Tensor) -> int:
-    """Distances a bias table must cover. Off the CPU: S, which suits rows whose positions have no gaps."""
-    if q_pos_BT.device.type != "cpu" or q_pos_BT.numel() == 0:
-        return k_pos_BS.shape[1]
-    return max(1, int(q_pos_BT.max() - k_pos_BS.min()) + 1)

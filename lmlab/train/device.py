@@ -53,10 +53,10 @@ def compile_wanted(word: bool | str, device: torch.device) -> bool:
     return device.type == "cuda" if word == "auto" else bool(word)
 
 
-def be_deterministic() -> None:
+def be_deterministic(device: torch.device) -> None:
     """Same machine, threads and versions → the same bits. On CUDA operations without a repeatable form only warn."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    torch.use_deterministic_algorithms(True, warn_only=device.type == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -85,8 +85,9 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, n: int = 1536, repeats: int = 6) -> float:
-    """FLOP/s of an n×n×n matrix product here and now, best of `repeats`: what MFU is a fraction of."""
+def matmul_rate(device: torch.device, dtype: torch.dtype, repeats: int = 6) -> float:
+    """FLOP/s of a large square matrix product here and now, best of `repeats`: what MFU is a fraction of."""
+    n = 8192 if device.type == "cuda" else 1536
     a = torch.full((n, n), 0.5, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(repeats):

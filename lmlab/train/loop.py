@@ -32,6 +32,7 @@ class State:
     elapsed_s: float = 0.0
     best_step: int | None = None
     best_loss: float = math.inf
+    best_tokens: int = 0  # of val, that best_loss was measured on
 
 
 @dataclass
@@ -40,6 +41,20 @@ class Intervals:
     evaluate: int
     save: int
     stop_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Due:
+    log: bool
+    evaluate: bool
+    save: bool
+    stop: bool
+    last: bool
+
+    @property
+    def look(self) -> bool:
+        """Whether the loss must be known now; otherwise an accelerator is not waited for."""
+        return self.log or self.evaluate or self.save or self.stop
 
 
 class Watcher(Protocol):
@@ -53,7 +68,7 @@ class Watcher(Protocol):
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage collection off: a full collection in the middle of a step costs more than the step."""
+    """Garbage collection off but after evaluations: in the middle of a step it costs more than the step."""
     gc.collect()
     gc.disable()
     try:
@@ -84,20 +99,20 @@ class Loop:
                 loss, norm = self.stepper(batch, step=state.step, lr=lr)
                 state.step += 1
                 state.tokens += batch.tokens_BT.numel()
-                last = state.step == self.steps
-                log_due = last or state.step == 1 or state.step % self.every.log == 0
-                known = float(loss) if log_due or loss.device.type == "cpu" else None
+                due = self.due(state.step, stop)
+                known = float(loss) if due.look or loss.device.type == "cpu" else None
                 busy_s += self.clock() - started
                 busy_tokens += batch.tokens_BT.numel()
                 diverged = known is not None and not (math.isfinite(known) and math.isfinite(float(norm)))
-                stopping = bool(stop.received) or state.step == self.every.stop_at
                 row: dict[str, Any] = {}
-                if log_due or diverged:
+                if due.log or diverged:
                     row |= {"train/loss": known, "train/lr": lr, "train/grad_norm": float(norm)}
                     row |= {"train/tokens_per_s": busy_tokens / busy_s, "train/epoch": self.batches.epoch(state.step)}
                     busy_s, busy_tokens = 0.0, 0
-                if not diverged and (last or state.step % self.every.evaluate == 0):
-                    row |= self.watcher.evaluate(state, final=last)
+                if due.evaluate and not diverged:
+                    row |= self.watcher.evaluate(state, final=due.last)
+                    diverged = not math.isfinite(row["val/loss"])
+                    gc.collect()
                 state.elapsed_s = self.clock() - begun
                 if row:
                     flops = state.tokens * self.flops_per_token
@@ -105,25 +120,43 @@ class Loop:
                         {"step": state.step, "tokens": state.tokens, "flops": flops, "elapsed_s": state.elapsed_s} | row
                     )
                 self.watcher.stepped(state, known)
-                if diverged:
+                saving = due.save or state.best_step == state.step
+                if diverged or (saving and not self.stepper.finite()):
                     return "diverged"
-                if last or stopping or state.step % self.every.save == 0:
+                if saving:
                     self.watcher.save(state)
-                if stopping and not last:
+                if due.stop and not due.last:
                     return "stopped"
         return "finished"
 
+    def due(self, step: int, stop: StopSignal) -> Due:
+        """What is to be done after `step` steps. The last step does everything; a stop saves."""
+        last = step == self.steps
+        stopping = bool(stop.received) or step == self.every.stop_at
+        return Due(
+            log=last or step == 1 or step % self.every.log == 0,
+            evaluate=last or step % self.every.evaluate == 0,
+            save=last or stopping or step % self.every.save == 0,
+            stop=stopping,
+            last=last,
+        )
+
 
 def measured_rate(stepper: Stepper, batches: TrainBatches, repeats: int = 2) -> float:
-    """Steps per second, from gradients of batch 0 that are thrown away: nothing about the run changes."""
-    batch = batches.batch(0)
+    """Steps per second, from gradients of batch 0 that are thrown away, with buffers put back: the run is as if it
+    had not been measured."""
+    batch, twin = batches.batch(0), stepper.twin
+    buffers = [b.clone() for b in twin.model.buffers()]
     times = []
     for _ in range(repeats + 1):  # the first warms up
         started = time.perf_counter()
-        stepper.twin.zero_grads()
+        twin.zero_grads()
         float(stepper.gradients(batch, step=0))
         times.append(time.perf_counter() - started)
-    stepper.twin.zero_grads()
+    twin.zero_grads()
+    for buffer, kept in zip(twin.model.buffers(), buffers, strict=True):
+        buffer.copy_(kept)
+    twin.collect_buffers()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return 1 / min(times[1:])

@@ -6,20 +6,25 @@ would keep is added up once per storage.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
+from lmlab.train.twin import cast_parameters
 
 BYTES_PER_PARAMETER = 16  # fp32 master and gradient, two AdamW moments
 USABLE_FRAC = 0.8
+CHUNK_TOKENS = 4096  # at most, of the loss that never holds all logits
 
 
 @dataclass(frozen=True)
@@ -51,17 +56,39 @@ def free_bytes(device: torch.device) -> int:
     return max(available, 0)
 
 
+class _Flash(torch.autograd.Function):
+    """Keeps what fused attention keeps: q, k, v, the output and one log-sum per row. On meta torch would run the
+    unfused formula and keep the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, mask, out, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise AssertionError("only counted")
+
+
+def _counted_sdpa(
+    q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, *, mask: Tensor | None, causal: bool, scale: float, dropout: float
+) -> Tensor:
+    return _Flash.apply(q_BTHC, k_BSKC, v_BSKC, mask)
+
+
 def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int) -> int:
     """Bytes autograd keeps of one forward pass of `rows` training rows, without allocating any."""
+    counting = dataclasses.replace(ops, attention={**ops.attention, "sdpa": _counted_sdpa})
     with torch.device("meta"):
-        model = Transformer(arch, vocab_size, ops).to(dtype)
+        model = cast_parameters(Transformer(arch, vocab_size, counting), dtype)
         tokens = torch.zeros(rows, arch.model.seq_len, dtype=torch.int64)
         positions = torch.arange(arch.model.seq_len).expand(rows, -1)
         weights = torch.ones(rows, arch.model.seq_len)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
-    def pack(t: torch.Tensor) -> torch.Tensor:
+    def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage
@@ -85,11 +112,15 @@ def plan(
 ) -> MemoryPlan:
     """The micro-batch: what was asked, or the most rows that fit. Raises ConfigError when it can't fit."""
     one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
-    per_row = max(two - one, 1)
+    saved = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
-    logits_row = arch.model.seq_len * vocab_size * 4
-    fixed = max(one - per_row, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
-    per_row += per_row // 2 + logits_row  # gradients of activations live beside them; the loss in fp32
+    fixed = max(one - saved, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
+    per_row = saved + saved // 2  # gradients of activations live beside them
+    logits = 2 * vocab_size * 4  # of a token, and their gradient, in fp32
+    if "chunked" in ops.names["linear_cross_entropy"]:
+        fixed += logits * min(CHUNK_TOKENS, rows * arch.model.seq_len)
+    else:
+        per_row += logits * arch.model.seq_len
     free = free_bytes(device)
     fit = int((USABLE_FRAC * free - fixed) // per_row)
     if asked == "auto":

@@ -32,8 +32,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def state_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """{parameter name: its state tensors}: independent of the order of groups."""
-    return {name: dict(optimizer.state[p]) for name, p in model.named_parameters() if p in optimizer.state}
+    """{parameter name: its state tensors}, {} for an optimizer without any: independent of the order of groups."""
+    return {name: dict(optimizer.state.get(p, {})) for name, p in model.named_parameters()}
 
 
 def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
@@ -45,11 +45,14 @@ def load_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[s
             f"the optimizer state of the checkpoint does not fit the model: {odd[0]} is on one side only",
             "go on from another checkpoint, or start again with --force",
         )
+    usual = {key for kept in state.values() for key in kept}
     for name, p in parameters.items():
+        if missing := usual - state[name].keys():
+            lacks = f"optimizer state of {name} lacks `{sorted(missing)[0]}`"
+            raise RunError(lacks, "go on from another checkpoint, or start again with --force")
         for key, value in state[name].items():
             if value.ndim and value.shape != p.shape:
                 shapes = f"{tuple(value.shape)}, the parameter {tuple(p.shape)}"
                 raise RunError(f"optimizer state `{key}` of {name} has shape {shapes}", "start again with --force")
-        optimizer.state[p] = {
-            key: value.clone() if key == "step" else value.to(p.device).clone() for key, value in state[name].items()
-        }
+        if state[name]:
+            optimizer.state[p] = {key: value.to(p.device).clone() for key, value in state[name].items()}

@@ -9,19 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lmlab.train.spec import WSD, Constant, Cosine, Linear, ScheduleSpec
+from lmlab.train.spec import WSD, Constant, Cosine, Linear, ScheduleSpec, warmup_steps
 
 Schedule = Callable[[int], float]
 
 
-def warmup_steps(spec: ScheduleSpec, steps: int) -> int:
-    """Warm-up steps asked for, or 5 % of the run (at least 1)."""
-    return spec.warmup_steps if spec.warmup_steps is not None else max(1, round(0.05 * steps))
-
-
 def _warmed(spec: ScheduleSpec, peak: float, steps: int, decay: Callable[[float], float]) -> Schedule:
     """Warm-up, then peak · decay(progress), progress 0 at the end of the warm-up and 1 at the last step."""
-    warmup = warmup_steps(spec, steps)
+    warmup = warmup_steps(spec.warmup_steps, steps)
     start = max(warmup - 1, 0)
 
     def lr(step: int) -> float:
@@ -48,7 +43,7 @@ def wsd(spec: WSD, peak: float, steps: int) -> Schedule:
     """Warm up, stay, then a line down over the last `decay_frac` of the steps (Hu et al. 2024, arXiv 2404.06395)."""
     low = spec.min_lr_frac
     decay_steps = max(1, round(spec.decay_frac * steps))
-    warmup = warmup_steps(spec, steps)
+    warmup = warmup_steps(spec.warmup_steps, steps)
 
     def lr(step: int) -> float:
         warm = min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -30,6 +30,11 @@ class ScheduleSpec(Spec):
     warmup_steps: Optional[int] = setting(None, "linear warm-up; null = 5 % of the steps", ge=0, probe=7)
 
 
+def warmup_steps(asked: Optional[int], steps: int) -> int:
+    """Warm-up steps asked for, or 5 % of the run (at least 1)."""
+    return asked if asked is not None else max(1, round(0.05 * steps))
+
+
 @option("schedule", "cosine", build="lmlab.train.schedule:cosine")
 class Cosine(ScheduleSpec):
     min_lr_frac: float = setting(0.1, "last learning rate over the peak", ge=0, le=1, probe=0.5)

@@ -44,12 +44,16 @@ class Stepper:
         return loss, norm
 
     def gradients(self, batch: Batch, *, step: int) -> torch.Tensor:
-        """Add the batch's gradients into the masters'; returns the mean loss."""
+        """Add the batch's gradients into the masters'; returns the mean loss.
+
+        Backward runs on the plain sum, and the sum is divided in fp32: 1/weight is no bf16 number.
+        """
         self.twin.model.train()
-        weight = batch.weights_BT.sum().clamp_min(1)
+        weight = float(batch.weights_BT.sum().clamp_min(1))
         nats = []
-        for micro, first in enumerate(range(0, len(batch.tokens_BT), self.micro_rows)):
-            part = batch.rows(first, first + self.micro_rows).to(self.device)
+        whole = batch.to(self.device)
+        for micro, first in enumerate(range(0, len(whole.tokens_BT), self.micro_rows)):
+            part = whole.rows(first, first + self.micro_rows)
             torch.manual_seed(dropout_seed(self.seed, step, micro))
             out = self.twin.model(
                 part.tokens_BT,
@@ -59,7 +63,12 @@ class Stepper:
                 weights_BT=part.weights_BT,
             )
             assert out.loss is not None
-            (out.loss / weight).backward()
+            out.loss.backward()
             self.twin.collect()
             nats.append(out.loss.detach())
+        torch._foreach_div_(self.twin.grads(), weight)
         return torch.stack(nats).sum() / weight
+
+    def finite(self) -> bool:
+        """Whether every weight is a number: what a checkpoint may hold."""
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(self.twin.masters)))

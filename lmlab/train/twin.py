@@ -15,13 +15,20 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 
+def cast_parameters(model: M, dtype: torch.dtype) -> M:
+    """The model's parameters in `dtype`, in place. Buffers stay: a running average in bf16 would stick."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
+
+
 class Twin(Generic[M]):
     """`model` is what to run; it is the master itself when the dtypes agree."""
 
     def __init__(self, master: M, dtype: torch.dtype) -> None:
         self.masters: list[Tensor] = [p for p in master.parameters() if p.requires_grad]
         self.own = any(p.dtype != dtype for p in self.masters)
-        self.model: M = copy.deepcopy(master).to(dtype) if self.own else master
+        self.model: M = cast_parameters(copy.deepcopy(master), dtype) if self.own else master
         self.copies: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         self._buffers = list(zip(master.buffers(), self.model.buffers(), strict=True)) if self.own else []
 
@@ -58,5 +65,10 @@ class Twin(Generic[M]):
                 parts.append(copied.grad)
                 copied.grad = None
         torch._foreach_add_(totals, parts)
+        self.collect_buffers()
+
+    @torch.no_grad()
+    def collect_buffers(self) -> None:
+        """The copy's buffers into the master's."""
         for mine, theirs in self._buffers:
             mine.copy_(theirs)

@@ -144,6 +144,21 @@ def test_verify_names_the_first_step_that_differs(typed: Typed, finished: Path) 
     assert "torch" in out
 
 
+def test_verify_finds_a_diverged_run_identical(typed: Typed, small: list[str]) -> None:
+    more = ["optim.lr=1e30", "optim.clip=null", "train.log_every_steps=1"]
+    path = run_here([*small, *more]).path
+    status, out, _ = typed("verify", str(path))
+    assert (status, out.split(":")[0]) == (0, "identical"), out
+
+
+def test_verify_checks_the_headline(typed: Typed, finished: Path) -> None:
+    rows = metrics.read(finished / "metrics.jsonl")
+    rows[-1]["val/loss"] -= 0.01
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, out, _ = typed("verify", str(finished))
+    assert (status, "at step 20: val/loss was" in out) == (1, True)
+
+
 def test_a_run_without_steps_can_not_be_verified_or_evaluated(typed: Typed, finished: Path) -> None:
     bare = finished.with_name("bare-00000000")
     RunDir.create(bare, RunDir.open(finished).config())

@@ -19,6 +19,7 @@ from lmlab.cli import run_one as run_one_module
 from lmlab.errors import EXIT_FAILED, LmlabError, RunError, TrainingFailed
 from lmlab.runs import checkpoint, metrics
 from lmlab.runs.rundir import RunDir
+from lmlab.train import device
 from lmlab.train.step import Stepper
 from tests.cli.conftest import run_here, start_child
 
@@ -155,17 +156,19 @@ def test_other_code_makes_a_run_stale_and_trains_anew(
     assert RunDir.open(anew.path).manifest()["code_hash"] == "fedcba9876543210"
 
 
-def test_divergence_stops_is_marked_and_is_never_best(small: list[str]) -> None:
-    result = run_here([*small, "optim.lr=1e30", "optim.clip=null", "train.eval_every_steps=1"])
+@pytest.mark.parametrize("lr", ["1e30", "1e38"])
+@pytest.mark.parametrize("every", ["train.eval_every_steps=1", "train.checkpoint_every_steps=1"])
+def test_divergence_stops_is_marked_and_is_never_best(small: list[str], lr: str, every: str) -> None:
+    result = run_here([*small, f"optim.lr={lr}", "optim.clip=null", every])
     assert (result.state, result.exit_code) == ("diverged", EXIT_FAILED)
     rows = metrics.read(result.path / "metrics.jsonl")
-    assert rows[-1]["train/loss"] is None or rows[-1]["train/grad_norm"] is None
+    assert rows[-1]["step"] == result.figures["step"] < 20
     assert all(
         torch.isfinite(t).all()
         for c in RunDir.open(result.path).checkpoints()
         for t in checkpoint.load(c.path).model.values()
     )
-    again = run_here([*small, "optim.lr=1e30", "optim.clip=null"])
+    again = run_here([*small, f"optim.lr={lr}", "optim.clip=null"])
     assert (again.state, again.exit_code) == ("diverged", EXIT_FAILED)
 
 
@@ -224,6 +227,91 @@ def test_run_in_use_is_refused_and_untouched(small: list[str]) -> None:
     with RunDir.open(first.path).claim(), pytest.raises(RunError, match="is in use by process"):
         run_here(small)
     assert (first.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_keeps_the_precision_it_began_with_and_says_what_differs(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [o for o in small if not o.startswith("train.precision")]
+    monkeypatch.setattr(device, "bf16_is_native", lambda d: False)
+    first = run_here(overrides, stop_at=10)
+    monkeypatch.setattr(device, "bf16_is_native", lambda d: True)
+    manifest = RunDir.open(first.path).manifest()
+    RunDir.open(first.path).update_manifest(versions=manifest["versions"] | {"torch": "2.11.0"})
+    done = run_here(overrides)
+    after = RunDir.open(first.path).manifest()
+    assert after["resolved"]["precision"] == manifest["resolved"]["precision"] == "float32"
+    assert "sdpa" in after["kernels"]["attention"]  # dense would be bf16's
+    assert "since step 10: versions.torch: 2.11.0 →" in done.said
+    assert [s["from_step"] for s in after["sessions"]] == [0, 10]
+
+
+def test_best_on_val_is_kept_though_nothing_else_saves_there(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepper.__call__
+
+    def spoil(self: Stepper, batch: Any, **k: Any) -> Any:
+        found = step(self, batch, **k)
+        if k["step"] >= 5:
+            with torch.no_grad():
+                for p in self.twin.masters:
+                    p.mul_(1.5)
+            self.twin.refresh()
+        return found
+
+    monkeypatch.setattr(Stepper, "__call__", spoil)
+    more = ["train.eval_every_steps=5", "train.checkpoint_every_steps=20", "train.eval_tokens=100"]
+    done = run_here([*small, *more])
+    assert done.figures["best_step"] == 5
+    assert [c.step for c in RunDir.open(done.path).checkpoints()] == [5, 20]
+    assert done.figures["best/val/loss"] < done.figures["val/loss"]
+
+
+def test_minutes_count_the_evaluations_that_were_asked_for(small: list[str]) -> None:
+    overrides = [o for o in small if not o.startswith("train.max_steps")]
+    one = ["train.max_minutes=0.05", "train.eval_tokens=null"]
+    often = run_here([*overrides, *one, "train.eval_every_steps=1"], stop_at=1)
+    seldom = run_here([*overrides, *one, "train.eval_every_steps=1000000", "seed=1"], stop_at=1)
+    steps = [RunDir.open(r.path).manifest()["resolved"]["steps"] for r in (often, seldom)]
+    assert steps[0] < steps[1] / 3
+
+
+PLUGIN = """
+import torch
+from lmlab.model.norm import RMSNorm
+from lmlab.model import spec as specs
+from lmlab.registry import option
+
+
+@option("norm", "running", build="running_norm:Running")
+class RunningSpec(specs.RMSNorm):
+    pass
+
+
+class Running(RMSNorm):
+    def __init__(self, spec, dims, ops, layer=None):
+        super().__init__(spec, dims, ops, layer)
+        self.register_buffer("mean_square", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean_square.lerp_(x.detach().float().square().mean(), 0.1)
+        return super().forward(x) / self.mean_square.sqrt().to(x.dtype)
+"""
+
+
+def test_buffers_are_as_if_nothing_had_been_measured(small: list[str], tmp_path: Path) -> None:
+    """A part with a running average: stopped and resumed = whole, and verify finds it identical."""
+    (tmp_path / "running_norm.py").write_text(PLUGIN)
+    plug = [f"plugins=[{tmp_path}/running_norm.py]", "norm=running", "train.log_every_steps=1", "train.precision=auto"]
+    overrides = [o for o in small if not o.startswith("train.precision")]
+    whole = run_here(with_runs(overrides, tmp_path / "w", *plug))
+    run_here(with_runs(overrides, tmp_path / "h", *plug), stop_at=7)
+    done = run_here(with_runs(overrides, tmp_path / "h", *plug))
+    assert training_rows(done.path) == training_rows(whole.path)
+    assert done.figures["content_hash"] == whole.figures["content_hash"]
+    kept = final_state(whole.path).model["norm.mean_square"]
+    assert kept.dtype == torch.float32
+    assert kept != 1
 
 
 def test_out_of_memory_keeps_the_checkpoint_and_names_the_remedy(

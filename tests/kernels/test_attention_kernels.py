@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmlab.kernels.attention import dense, sdpa
+from lmlab.kernels.attention import dense, must_expand, sdpa
 from tests.composed import close
 
 BACKENDS = [pytest.param(dense, id="dense"), pytest.param(sdpa, id="sdpa")]
@@ -62,6 +62,25 @@ def test_masks_and_biases_of_every_shape(attention, per_row, per_head):
     out = attention(q, k, v, mask=mask, causal=False, scale=0.4, dropout=0.0)
     close(out, by_hand(q, k, v, seen, 0.4, bias))
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), (q, k, v)))
+
+
+def test_a_mask_on_cuda_finds_no_kernel_for_grouped_heads():
+    cpu, cuda, mask = torch.device("cpu"), torch.device("cuda"), torch.ones(1, 1, 5, 5)
+    assert [must_expand(mask, cuda), must_expand(None, cuda), must_expand(mask, cpu)] == [True, False, False]
+
+
+@pytest.mark.parametrize("K", [1, 2, 4], ids=["mqa", "gqa", "mha"])
+def test_expanded_heads_are_the_grouped_ones(K, monkeypatch):
+    q, k, v = sample(K=K)
+    mask = torch.randn(1, 4, 5, 5).double()
+    how = {"mask": mask, "causal": False, "scale": 0.4, "dropout": 0.0}
+    want = sdpa(q, k, v, **how)
+    monkeypatch.setattr("lmlab.kernels.attention.must_expand", lambda mask, device: True)
+    got = sdpa(q, k, v, **how)
+    close(got, want)
+    pairs = zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (got, want)), strict=True)
+    for a, b in pairs:
+        close(a, b)
 
 
 @pytest.mark.parametrize("attention", BACKENDS)

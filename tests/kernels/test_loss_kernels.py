@@ -11,11 +11,12 @@ from lmlab.kernels.loss import chunked_linear_cross_entropy, linear_cross_entrop
 from tests.composed import close
 
 FORMS = [pytest.param(linear_cross_entropy, id="plain"), pytest.param(chunked_linear_cross_entropy, id="chunked")]
+CHUNK_ROWS_RULE = loss.chunk_rows
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(loss, "chunk_rows", lambda device, n_vocab: 16)
 
 
 def sample(dtype, N=50, D=24, V=61):
@@ -50,6 +51,38 @@ def test_chunked_agrees_with_plain(dtype, tol):
     for got, ref in zip(torch.autograd.grad(chunked, (hidden, head)), want, strict=True):
         assert got.dtype == dtype
         assert (got.double() - ref).norm() / ref.norm() < tol
+
+
+@pytest.mark.parametrize("scale", [1.0, 768**-0.5], ids=["1", "768**-0.5"])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3], ids=["sum", "third"])
+@pytest.mark.parametrize("even", [1.0, 0.3], ids=["weights-1", "weights-0.3"])
+def test_bf16_gradients_have_no_common_factor(scale, factor, even):
+    """Roundings may scatter, but a factor that all gradients share must not pass through bf16."""
+    N, D, V = 1024, 64, 512
+    hidden, head = (torch.randn(n, D).bfloat16().requires_grad_() for n in (N, V))
+    targets, weights = torch.randint(V, (N,)), torch.full((N,), even)
+    got = torch.autograd.grad(
+        factor * chunked_linear_cross_entropy(hidden, head, targets, weights, scale), (hidden, head)
+    )
+    exact = [t.detach().double().requires_grad_() for t in (hidden, head)]
+    want = torch.autograd.grad(factor * linear_cross_entropy(*exact, targets, weights, scale), exact)
+    for a, b in zip(got, want, strict=True):
+        assert abs((a.double() * b).sum() / b.square().sum() - 1) < 5e-4
+
+
+def test_backward_may_be_called_twice():
+    hidden, head, targets, weights = sample(torch.float32)
+    total = chunked_linear_cross_entropy(hidden, head, targets, weights, 0.7)
+    first = torch.autograd.grad(3 * total, (hidden, head), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(3 * total, (hidden, head))))
+
+
+@pytest.mark.parametrize(
+    ("device", "n_vocab", "rows"),
+    [("cpu", 4096, 512), ("cuda", 50304, 5336), ("cuda", 4096, 65536), ("cuda", 262144, 4096)],
+)
+def test_chunks_follow_device_and_vocabulary(device, n_vocab, rows):
+    assert CHUNK_ROWS_RULE(torch.device(device), n_vocab) == rows
 
 
 @pytest.mark.parametrize("form", FORMS)

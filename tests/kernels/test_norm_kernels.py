@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmlab.kernels.norm import add, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
+from lmlab.kernels.norm import _RMS, add, fused_layer_norm, fused_rms_norm, layer_norm, rms_norm, torch_rms_norm
 from tests.composed import close
 
 RMS = [pytest.param(rms_norm, id="plain"), pytest.param(fused_rms_norm, id="fused")]
+LAYER_FORMS = (layer_norm, fused_layer_norm)
 LAYER = [pytest.param(layer_norm, id="plain"), pytest.param(fused_layer_norm, id="fused")]
 
 
@@ -60,6 +61,39 @@ def test_fused_gradients_agree_with_float64_per_tensor(kind, dtype, tol):
     for got, want in zip(gradients(fused, x, weight, bias), exact, strict=True):
         assert got.dtype == dtype
         assert (got.double() - want).norm() / want.norm() < tol
+
+
+@pytest.mark.parametrize("norm", [*RMS, *LAYER])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_gradients_over_many_rows_agree_with_float64(norm, dtype):
+    """Sums over 4096 rows: a bf16 sum sticks at 256 times its terms."""
+    x, grad = torch.randn(4096, 64).to(dtype), (1 + torch.randn(4096, 64)).to(dtype)
+    parameters = [torch.rand(64).add(0.5).to(dtype), torch.randn(64).to(dtype)][: 2 if norm in LAYER_FORMS else 1]
+
+    def gradients(form, *tensors):
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        return torch.autograd.grad(form(*leaves, 1e-5), leaves, grad.to(leaves[0].dtype))
+
+    exact = gradients(layer_norm if norm in LAYER_FORMS else rms_norm, *(t.double() for t in (x, *parameters)))
+    for got, want in zip(gradients(norm, x, *parameters), exact, strict=True):
+        assert got.dtype == dtype
+        assert (got.double() - want).norm() / want.norm() < 0.02
+
+
+@pytest.mark.parametrize("form", [rms_norm, _RMS.apply, torch_rms_norm], ids=["plain", "cpu", "accelerator"])
+def test_the_weight_of_rms_norm_multiplies_after_the_cast(form):
+    x, weight = torch.randn(64, 48).bfloat16(), (torch.rand(48) + 0.5).bfloat16()
+    unit = form(x, torch.ones_like(weight), 1e-6)
+    assert torch.equal(form(x, weight, 1e-6), unit * weight)
+
+
+@pytest.mark.parametrize("norm", [fused_rms_norm, fused_layer_norm])
+def test_a_second_derivative_is_refused(norm):
+    x, weight = torch.randn(4, 8).bfloat16().requires_grad_(), torch.ones(8).bfloat16()
+    args = (weight,) if norm is fused_rms_norm else (weight, None)
+    (grad,) = torch.autograd.grad(norm(x, *args, 1e-6).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 @pytest.mark.parametrize("norm", RMS)

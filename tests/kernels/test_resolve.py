@@ -34,6 +34,14 @@ def test_embedding_gradient_is_the_sum_over_its_tokens():
     assert weight.grad[0].abs().max() == 0
 
 
+def test_a_second_derivative_of_the_embedding_is_refused():
+    weight = torch.randn(3, 2).bfloat16().requires_grad_()
+    out = resolve(Auto(), "cpu", torch.bfloat16).embedding(torch.tensor([0, 1]), weight)
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 def test_ops_are_frozen_and_shared_by_copies():
     ops = resolve(Auto(), "cpu", torch.float32)
     with pytest.raises(dataclasses.FrozenInstanceError):

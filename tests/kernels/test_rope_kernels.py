@@ -46,3 +46,11 @@ def test_unit_vector_turns_to_cos_and_sin(kernels, pairing):
     rotate = resolve(kernels, "cpu", torch.float64).rope[pairing]
     out = rotate(torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2), angle.cos(), angle.sin())
     close(out.flatten(), torch.stack((angle.cos(), angle.sin())).flatten())
+
+
+def test_a_second_derivative_is_refused():
+    x, angle = torch.randn(1, 3, 2, 4).requires_grad_(), torch.randn(1, 3, 1, 2)
+    out = resolve(Auto(), "cpu", torch.float32).rope["half"](x, angle.cos(), angle.sin())
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

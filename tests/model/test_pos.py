@@ -6,13 +6,15 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlab.errors import ConfigError, LmlabError
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
-from lmlab.model.pos import Alibi, Learned, NoPosition, Rope, Sinusoidal, alibi_slopes
+from lmlab.model.mask import CAUSAL
+from lmlab.model.pos import Alibi, Learned, NoPosition, PosTables, Rope, Sinusoidal, alibi_slopes
 from tests.composed import close, model, peaked, rows
 
 OPS = resolve(Auto(), "cpu", torch.float64)
@@ -68,21 +70,57 @@ def rotated_by_formula(x):
 
 
 def test_angles_are_exact_far_out():
-    cos, sin = Rope(specs.Rope(), DIMS, OPS).angles(at(0, 70001))
-    for i in range(4):
-        assert abs(cos[0, 1, i].item() - math.cos(70001 * 10000 ** (-2 * i / 8))) < 1e-10
-        assert abs(sin[0, 1, i].item() - math.sin(70001 * 10000 ** (-2 * i / 8))) < 1e-10
+    places = (0, 1, 255, 256, 257, 4095, 65535, 65536, 70001, 2**24 - 1)
+    cos, sin = Rope(specs.Rope(), DIMS, OPS).angles(at(*places))
+    for n, place in enumerate(places):
+        for i in range(4):
+            assert abs(cos[0, n, i].item() - math.cos(place * 10000 ** (-2 * i / 8))) < 1e-8
+            assert abs(sin[0, n, i].item() - math.sin(place * 10000 ** (-2 * i / 8))) < 1e-8
 
 
-def test_tables_are_kept_and_grow():
-    rope = Rope(specs.Rope(), DIMS, OPS)
-    rope.tables(*[torch.arange(5)[None]] * 2)
-    first = rope.angles.table
-    rope.tables(*[torch.arange(200)[None]] * 2)
-    assert rope.angles.table is first
-    rope.tables(*[torch.arange(300)[None]] * 2)
-    assert rope.angles.table[0].shape[0] >= 300
-    assert not list(rope.buffers())
+@pytest.mark.parametrize("place", [-1, 2**24])
+def test_a_position_no_table_has_is_an_error(place):
+    with pytest.raises(IndexError):
+        Rope(specs.Rope(), DIMS, OPS).angles(at(place))
+
+
+class Seen(TorchDispatchMode):
+    """The names of the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "pos", [Rope(specs.Rope(), DIMS, OPS), Sinusoidal(specs.Sinusoidal(), DIMS, OPS)], ids=lambda p: type(p).__name__
+)
+def test_tables_are_kept_and_serve_every_length(pos):
+    def use(n):
+        positions = torch.arange(n).expand(2, n)
+        pos.tables(positions, positions)
+        pos.embed(torch.zeros(2, n, 32), positions)
+
+    use(5)
+    with Seen() as seen:
+        use(300)
+    assert not seen.names & {"cos", "sin", "polar", "pow"}
+    assert not list(pos.buffers())
+
+
+@pytest.mark.parametrize("pos", ["none", "sinusoidal", "learned", "rope", "alibi"])
+@pytest.mark.parametrize("documents", [True, False], ids=["packed", "stream"])
+def test_no_position_is_looked_at_off_the_cpu(pos, documents):
+    """A tensor on meta has no values: reading one, which on an accelerator is a stall, is an error there."""
+    net = model(pos=pos).to("meta")
+    tokens = torch.zeros(2, 16, dtype=torch.long, device="meta")
+    own = torch.zeros_like(tokens) if documents else None
+    positions = torch.zeros_like(tokens) if documents else torch.arange(16, device="meta").expand(2, 16)
+    assert net(tokens, positions, documents_BT=own).logits_BTV.shape == (2, 16, 97)
 
 
 def test_rows_that_share_positions_share_a_table_row():
@@ -119,10 +157,25 @@ def test_learned_refuses_past_its_table():
     assert Learned(specs.Learned(max_len=40), DIMS, OPS).weight.shape[0] == 40
 
 
-def test_alibi_bias_is_minus_slope_times_distance():
-    tables = Alibi(specs.Alibi(), DIMS, OPS).tables(at(3, 4), at(0, 1, 2, 3, 4))
-    want = -torch.tensor(alibi_slopes(4)).double()[:, None] * torch.arange(5)
-    close(tables.bias_HR, want)
+def test_alibi_bias_is_minus_slope_times_distance_however_far():
+    tables = Alibi(specs.Alibi(), DIMS, OPS).tables(at(0), at(0))
+    far = torch.tensor([[[0, 1, 2, 100, 123456, -3]]])
+    want = -torch.tensor(alibi_slopes(4)).double()[:, None] * torch.tensor([0, 1, 2, 100, 123456, 0])
+    close(tables.bias(far, torch.float64)[0, :, 0], want)
+    assert torch.equal(tables.bias(far, torch.bfloat16)[0, :, 0], want.bfloat16())
+
+
+def test_a_bias_by_table_holds_its_last_value_from_there_on():
+    tables = PosTables(bias_HR=torch.tensor([[5.0, 3.0, 1.0], [50.0, 30.0, 10.0]]))
+    bias = tables.bias(torch.tensor([[[0, 1, 2, 9, -1]], [[2, 2, 1, 1, 0]]]), torch.float32)
+    assert bias.shape == (2, 2, 1, 5)
+    assert bias[0, :, 0].tolist() == [[5, 3, 1, 1, 5], [50, 30, 10, 10, 50]]
+    assert bias[1, 1, 0].tolist() == [10, 10, 30, 30, 50]
+
+
+def test_positions_with_gaps_are_as_far_apart_as_they_say():
+    (view, _) = model(pos="alibi").views(CAUSAL, at(0, 100), torch.float64)
+    close(view.mask[0, :, 1, 0], -100 * torch.tensor(alibi_slopes(4)).double())
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 48])

@@ -11,6 +11,7 @@ import torch
 
 from lmlab.errors import RunError
 from lmlab.registry import make
+from lmlab.train.device import bf16_is_native
 from lmlab.train.optim import load_state, state_by_name
 from lmlab.train.step import dropout_seed
 from lmlab.train.twin import Twin
@@ -57,9 +58,9 @@ def test_all_ignored_batch_adds_nothing(trainer: Callable[..., Any]) -> None:
 
 def test_bf16_gradients_add_up_in_fp32(trainer: Callable[..., Any]) -> None:
     """32 equal micro-batches: the masters' gradient is 32 times one, which a bf16 sum is not."""
-    made = trainer("train.precision=bf16") if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
-    if made is None:
+    if not bf16_is_native(torch.device("cpu")):
         pytest.skip("this CPU has no native bf16")
+    made = trainer("train.precision=bf16")
     twin = made.twin
     assert twin.own
     assert {p.dtype for p in twin.masters} == {torch.float32}
@@ -105,6 +106,9 @@ def test_optimizer_state_returns_by_name_and_refuses_what_does_not_fit(trainer: 
     less = {k: v for k, v in state.items() if k != "embed.weight"}
     with pytest.raises(RunError, match=r"embed\.weight"):
         load_state(fresh, made.master, less)
+    bare = {**state, "embed.weight": {"step": state["embed.weight"]["step"]}}
+    with pytest.raises(RunError, match=r"embed\.weight lacks `exp_avg`"):
+        load_state(fresh, made.master, bare)
     wrong = {**state, "embed.weight": {**state["embed.weight"], "exp_avg": torch.zeros(3, 3)}}
     with pytest.raises(RunError, match=r"embed\.weight has shape \(3, 3\)"):
         load_state(fresh, made.master, wrong)
@@ -115,3 +119,24 @@ def test_dropout_seed_is_a_function_of_seed_step_micro_rank() -> None:
     assert len(seeds) == 60
     assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3, 0)
     assert all(0 <= s < 2**63 for s in seeds)
+
+
+def test_an_optimizer_without_state_comes_back_too(trainer: Callable[..., Any]) -> None:
+    made = trainer()
+    plain = torch.optim.SGD(made.master.parameters(), lr=0.1)
+    state = state_by_name(plain, made.master)
+    assert set(state) == set(dict(made.master.named_parameters()))
+    load_state(plain, made.master, state)
+
+
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_gradients_are_those_of_the_mean_loss(trainer: Callable[..., Any], packing: str) -> None:
+    """The sum is divided after backward: the same as backward of the mean."""
+    made = as_double(trainer(f"data.packing={packing}", micro_rows=8))
+    batch = made.batches.batch(1)
+    found = grads(made, batch)
+    made.master.zero_grad()
+    out = made.master(batch.tokens_BT, batch.positions_BT, documents_BT=batch.documents_BT, targets_BT=batch.targets_BT)
+    (out.loss / batch.targets_BT.numel()).backward()
+    for name, p in made.master.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, atol=1e-12, rtol=1e-10)
