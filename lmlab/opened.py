@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmlab.model.transformer import Transformer
     from lmlab.runs.checkpoint import Checkpoint
 
-UNFINISHED = ("interrupted", "stopped", "failed", "created")
+UNFINISHED = ("interrupted", "stopped", "failed")
 
 
 def runs_root(words: Sequence[str]) -> Path:
@@ -36,14 +36,34 @@ def experiment_of(run: RunDir) -> Experiment:
     exp = from_dict(run.config())
     exp.plugins = [str(path) for path in run.plugins()]
     exp.paths.runs = str(run.path.parent)
+    files, cwd = getattr(exp.data, "files", []), run.manifest().get("cwd")
+    if files and cwd:  # relative names start where the run was started
+        exp.data.files = [str(Path(cwd, Path(name).expanduser())) for name in files]  # type: ignore[attr-defined]
     return exp
 
 
-def checkpoint_of(run: RunDir, ref_path: Path | None = None) -> Checkpoint:
-    """The named checkpoint, or the newest undamaged one. Raises RunError when the run has none."""
+def refuse_edited(run: RunDir) -> None:
+    """Raises RunError when config.yaml is not what the run's newest checkpoint was trained with."""
+    from lmlab.config.identity import config_hash, from_dict
     from lmlab.runs import checkpoint
 
-    found = checkpoint.load(ref_path) if ref_path is not None else checkpoint.latest_good(run.path)
+    refs = run.checkpoints()
+    if refs and config_hash(from_dict(checkpoint.read_meta(refs[-1].path)["config"])) != config_hash(
+        from_dict(run.config())
+    ):
+        raise RunError(
+            f"{run.path / 'config.yaml'} is not what its checkpoints were trained with",
+            "restore it (each checkpoint's meta.json holds it), or train the changed experiment by its own command",
+        )
+
+
+def checkpoint_of(
+    run: RunDir, ref_path: Path | None = None, note: Callable[[str], None] = lambda text: None
+) -> Checkpoint:
+    """The named checkpoint, or the newest undamaged one; `note` hears of damaged ones. Raises RunError without any."""
+    from lmlab.runs import checkpoint
+
+    found = checkpoint.load(ref_path) if ref_path is not None else checkpoint.latest_good(run.path, note)
     if found is None:
         raise RunError(f"{run.path} has no checkpoint yet", "train it first: `lmlab train --resume " + run.name + "`")
     return found

@@ -77,7 +77,7 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
     run = found.run
     exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
     manifest = run.manifest()
-    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None)
+    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     tokenizer = Tokenizer.load(run.tokenizer_path)
     with screen.preparing() as progress:
         prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=tokenizer)
@@ -102,6 +102,8 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
         "step": checkpoint.step,
         "content_hash": checkpoint.content_hash,
         "data": exp.data.name,
+        "packing": exp.data.packing,
+        "kernels": exp.kernels.name,
         "fingerprint": prepared.fingerprint,
         "own_data": own,
         "split": split,

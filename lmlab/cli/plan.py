@@ -109,7 +109,12 @@ def counted_steps(train: Train, flops: float) -> int | None:
     given = [float(limit) for limit in limits if limit]
     if not given:
         return None if train.max_minutes else DEFAULT_STEPS
-    return max(1, int(min(given)))
+    if min(given) < 1:
+        least = f"one step is {train.batch_tokens:,} tokens and {flops * train.batch_tokens:.3g} FLOPs"
+        raise ConfigError(
+            f"train.max_tokens or train.max_flops ends the run before its first step: {least}", "raise it"
+        )
+    return int(min(given))
 
 
 def check_stop(plan: Plan, stop_at: int | None, *, done: int) -> None:
@@ -168,7 +173,7 @@ def bounded_by_minutes(plan: Plan, pace: Pace) -> int:
     if fits < 1:
         raise ConfigError(
             f"`train.max_minutes` is {minutes:g}, and one step with its evaluations takes about "
-            f"{run_s(plan, pace, 1) / 60:.2g}",
+            f"{run_s(plan, pace, 1) / 60:.2g} minutes",
             "allow more minutes, lower train.eval_tokens, or set train.max_steps",
         )
     return fits

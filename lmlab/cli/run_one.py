@@ -17,7 +17,7 @@ from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir, prepare
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, TrainingFailed
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed
 from lmlab.runs.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -52,12 +52,17 @@ class Result:
     exit_code: int = EXIT_DONE
 
 
-def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str]) -> Result:
-    """Train (or go on with, or report) the experiment. Raises LmlabError with the run's state recorded."""
+def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], resumed: RunDir | None = None) -> Result:
+    """Train (or go on with, or report) the experiment. `resumed`: the directory that `--resume` named, to go on with or
+    to be refused. Raises LmlabError with the run's state recorded."""
     exp = loaded.experiment
     with screen.preparing() as progress:
         prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
-    path = run_path(exp)
+    path = resumed.path if resumed is not None else run_path(exp)
+    if resumed is not None and not (flags.force or flags.reuse_stale):
+        refuse_stale(resumed, loaded, prepared)
+    if exp.name and not path.name.startswith(f"{exp.name}-"):
+        screen.note(f"name={exp.name} is not used: this experiment is {path}")
     if not flags.dry_run and (ended := already_ended(path, loaded, prepared, flags, screen)):
         return ended
     from lmlab.cli import plan as planning
@@ -98,7 +103,18 @@ def changed_since(run: RunDir, loaded: Loaded, prepared: Prepared) -> list[str]:
     """Which of code and data are not what the run in the directory was made by; empty when there is no run."""
     manifest = run.manifest() if run.exists() else {}
     now = {"code": ("code_hash", code_hash(loaded.used_plugins())), "data": ("fingerprint", prepared.fingerprint)}
-    return [what for what, (key, value) in now.items() if manifest and manifest.get(key) != value]
+    if not manifest:
+        return ["code (its manifest is missing)"] if run.checkpoints() else []
+    return [what for what, (key, value) in now.items() if manifest.get(key) != value]
+
+
+def refuse_stale(run: RunDir, loaded: Loaded, prepared: Prepared) -> None:
+    """`--resume` goes on with the run it names or not at all. Raises RunError."""
+    if changed := changed_since(run, loaded, prepared):
+        raise RunError(
+            f"{run.path} was made by other {' and '.join(changed)}, so resuming can't be exact",
+            "train it anew by its own command, or go on all the same with --reuse-stale",
+        )
 
 
 def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> Result | None:
@@ -124,12 +140,12 @@ def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen:
     elif what:
         kept = run.set_aside().path.name
         screen.warn(f"stale: {run.path.name} was made by other {what}; it is kept as {kept} and trained anew")
-    if not run.manifest():
-        RunDir.create(run.path, to_dict(loaded.experiment))
+    RunDir.create(run.path, to_dict(loaded.experiment))
+    run.save_tokenizer(prepared.tokenizer)
+    if not run.manifest():  # what a run was begun with stays on record, also when other code goes on with it
         run.save_plugins(loaded.used_plugins())
-        run.save_tokenizer(prepared.tokenizer)
-    code = code_hash(loaded.used_plugins())
-    run.update_manifest(code_hash=code, fingerprint=prepared.fingerprint, tokenizer_hash=prepared.tokenizer_hash)
+        code = code_hash(loaded.used_plugins())
+        run.update_manifest(code_hash=code, fingerprint=prepared.fingerprint, tokenizer_hash=prepared.tokenizer_hash)
 
 
 def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
@@ -186,4 +202,5 @@ def result_lines(result: Result) -> list[str]:
         parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
     if figures.get("elapsed_s"):
         parts.append(duration(figures["elapsed_s"]))
-    return [f"{result.state}  {result.path}", *(["  " + " · ".join(parts)] if parts else [])]
+    at = f" at step {figures['step']}: loss or weights are not finite" if result.state == "diverged" else ""
+    return [f"{result.state}  {result.path}{at}", *(["  " + " · ".join(parts)] if parts else [])]

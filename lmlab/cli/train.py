@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from lmlab.cli.progress import Screen
     from lmlab.config.load import Loaded
+    from lmlab.runs.rundir import RunDir
 
 EPILOG = (
     "Examples: lmlab train norm=layernorm pos=alibi · lmlab train preset=llama model=tiny lr=1e-3 · lmlab options attn"
@@ -48,9 +49,10 @@ def train(
 
     words = overrides or []
     screen = Screen()
-    loaded = _resumed(resume, words, config_dir, screen) if resume is not None else _composed(words, config_dir)
+    run = None if resume is None else _named(resume, words, screen)
+    loaded = _composed(words, config_dir) if run is None else _resumed(run, words, config_dir)
     flags = Flags(stop_at, force, reuse_stale, dry_run, not no_tune_malloc)
-    result = run_one(loaded, flags, screen, sys.argv)
+    result = run_one(loaded, flags, screen, sys.argv, resumed=run)
     if as_json:
         say(json.dumps(summary(result)))
     elif not dry_run:
@@ -65,13 +67,21 @@ def _composed(words: list[str], config_dir: str | None) -> Loaded:
     return load(words, config_dir=config_dir)
 
 
-def _resumed(name: str, words: list[str], config_dir: str | None, screen: Screen) -> Loaded:
-    """The experiment of an earlier run, with keys outside its identity changed. Raises RunError, ConfigError."""
-    from lmlab.config.amend import amend_outside_identity
-    from lmlab.opened import UNFINISHED, experiment_of, runs_root
+def _named(name: str, words: list[str], screen: Screen) -> RunDir:
+    """The run that `--resume` names. Raises RunError."""
+    from lmlab.opened import UNFINISHED, runs_root
     from lmlab.runs.find import find, newest
 
     root = runs_root(words)
     run = newest(root, UNFINISHED) if name == "auto" else find(name, root)
     screen.note(f"resuming {run.path}")
+    return run
+
+
+def _resumed(run: RunDir, words: list[str], config_dir: str | None) -> Loaded:
+    """The experiment of an earlier run, with keys outside its identity changed. Raises RunError, ConfigError."""
+    from lmlab.config.amend import amend_outside_identity
+    from lmlab.opened import experiment_of, refuse_edited
+
+    refuse_edited(run)
     return amend_outside_identity(experiment_of(run), words, config_dir=config_dir)

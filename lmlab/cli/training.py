@@ -13,10 +13,11 @@ from lmlab.cli import plan as planning
 from lmlab.cli.plan import Plan
 from lmlab.cli.progress import Screen, duration
 from lmlab.cli.run_one import Flags, Result, describe
-from lmlab.config.identity import changes, config_hash, to_dict
+from lmlab.config.identity import changes, code_hash, config_hash, to_dict
 from lmlab.config.load import Loaded
 from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED
+from lmlab.eval.loss import LossSum
 from lmlab.generate.sample import sample
 from lmlab.runs import checkpoint, manifest, wandb_mirror
 from lmlab.runs.metrics import Metrics
@@ -75,11 +76,12 @@ def train_claimed(
     about = duration(planning.run_s(plan, pace, plan.steps, done=state.step))
     describe(screen, plan, run.path, f"about {about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now")
     facts = machine.torch_facts(plan.device) | {"malloc_tuned": malloc, "matmul_flops_per_s": matmul}
+    code = code_hash(loaded.used_plugins())
     now = manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides)
     run.update_manifest(
         **now,
         state="running",
-        sessions=sessions(run, now | {"resolved": plan.resolved()}, state, screen),
+        sessions=sessions(run, now | {"resolved": plan.resolved(), "code_hash": code}, state, screen),
         choices=loaded.choices,
         changes=changes(exp),
         seeds=exp.seeds(),
@@ -115,7 +117,7 @@ def sessions(run: RunDir, now: dict[str, Any], state: State, screen: Screen) -> 
     if state.step:
         for line in manifest.environment_differences(before, now):
             screen.warn(f"since step {state.step}: {line}")
-    kept = {key: now[key] for key in ("started", "host", "versions", "torch", "command")}
+    kept = {key: now[key] for key in ("started", "host", "versions", "torch", "command", "code_hash")}
     return [*before.get("sessions", []), {"from_step": state.step, **kept}]
 
 
@@ -189,15 +191,15 @@ class Recorder:
         trainer, prepared, train = self.trainer, self.plan.prepared, self.plan.exp.train
         lossless = prepared.tokenizer.lossless
         part = trainer.loss_on(prepared.val, train.eval_tokens)
-        row = metrics_of("val", part, lossless=lossless)
+        row = metrics_of("val", part, lossless=lossless) | {"val/tokens": part.tokens}
         if not math.isfinite(part.nats_per_token):
             return row
         if part.nats_per_token < state.best_loss or part.tokens != state.best_tokens:
             state.best_loss, state.best_step, state.best_tokens = part.nats_per_token, state.step, part.tokens
         if final:
             whole = part if part.tokens == prepared.val.n_tokens - 1 else trainer.loss_on(prepared.val)
-            row |= metrics_of("val", whole, lossless=lossless)
-            row |= self._best_on_val(state, row)
+            row |= metrics_of("val", whole, lossless=lossless) | {"val/tokens": whole.tokens}
+            row |= self._best_on_val(state, whole)
             counted = self.run.manifest().get("test_evaluations", 0) + 1
             self.run.update_manifest(test_evaluations=counted)
             row |= metrics_of("test", trainer.loss_on(prepared.test), lossless=lossless)
@@ -205,20 +207,23 @@ class Recorder:
         self._sample = sample(trainer.twin.model, prepared.tokenizer, seq_len=exp.model.seq_len, seed=exp.seed.all)
         return row
 
-    def _best_on_val(self, state: State, last: dict[str, float]) -> dict[str, float]:
-        """All of val by the checkpoint that was best at an interval: the second column."""
-        if state.best_step is None or state.best_step == state.step:
-            return {f"best/{key}": value for key, value in last.items() if key.startswith("val/")}
+    def _best_on_val(self, state: State, last: LossSum) -> dict[str, float]:
+        """All of val by the checkpoint that was best at an interval, or by the last one when that is better after all."""
+        lossless = self.plan.prepared.tokenizer.lossless
         ref = next((r for r in self.run.checkpoints() if r.step == state.best_step), None)
-        if ref is None:
-            return {}
-        held = copy.deepcopy(self.trainer.master.state_dict())
-        self.trainer.master.load_state_dict(checkpoint.load(ref.path).model)
+        if ref is not None and state.best_step != state.step:
+            held = copy.deepcopy(self.trainer.master.state_dict())
+            self._put(checkpoint.load(ref.path).model)
+            best = self.trainer.loss_on(self.plan.prepared.val)
+            self._put(held)
+            if best.nats_per_token < last.nats_per_token:
+                return metrics_of("best/val", best, lossless=lossless)
+        state.best_step = state.step
+        return metrics_of("best/val", last, lossless=lossless)
+
+    def _put(self, weights: dict[str, torch.Tensor]) -> None:
+        self.trainer.master.load_state_dict(weights)
         self.trainer.twin.refresh()
-        best = self.trainer.loss_on(self.plan.prepared.val)
-        self.trainer.master.load_state_dict(held)
-        self.trainer.twin.refresh()
-        return metrics_of("best/val", best, lossless=self.plan.prepared.tokenizer.lossless)
 
     def record(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from lmlab.train.loop import State
     from lmlab.train.setup import Trainer
 
-COMPARED = ("train/loss", "train/lr", "train/grad_norm")
-HEADLINE = ("val/loss", "val/bits_per_byte")
+COMPARED = ("tokens", "flops", "train/loss", "train/lr", "train/grad_norm", "val/loss", "val/bits_per_byte")
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +87,6 @@ class _Comparer:
     hashes: dict[int, str]
     verdict: Verdict
     screen: Screen
-    last: int
 
     def stepped(self, state: State, loss: float | None) -> None:
         self.verdict.steps = state.step
@@ -100,13 +99,14 @@ class _Comparer:
             self._compare(state.step, "the weights' content hash", then, content_hash(self.trainer.master.state_dict()))
 
     def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
-        """The headline, at the last step: all of val."""
+        """Validation on as many tokens as the recorded row says, where there is one."""
         from lmlab.train.setup import metrics_of
 
-        if not final:
+        tokens = self.rows.get(state.step, {}).get("val/tokens")
+        if tokens is None:
             return {"val/loss": 0.0}
         prepared = self.trainer.prepared
-        return metrics_of("val", self.trainer.loss_on(prepared.val), lossless=prepared.tokenizer.lossless)
+        return metrics_of("val", self.trainer.loss_on(prepared.val, tokens), lossless=prepared.tokenizer.lossless)
 
     def record(self, row: dict[str, Any]) -> None:
         then = self.rows.get(row["step"])
@@ -114,8 +114,8 @@ class _Comparer:
             return
         self.verdict.rows += 1
         row = plain(row)  # non-finite is null on disk
-        for key in (*COMPARED, *(HEADLINE if row["step"] == self.last else ())):
-            if key in then:
+        for key in COMPARED:
+            if key in then and (key in row or not key.startswith("val/")):
                 self._compare(row["step"], key, then[key], row.get(key))
 
     def save(self, state: State) -> None:
@@ -160,12 +160,16 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
         "resolved": plan.resolved(),
     }
     verdict.environment = manifest.environment_differences(then, now)
-    hashes = {ref.step: checkpoint.read_meta(ref.path)["content_hash"] for ref in run.checkpoints()}
+    verdict.first_difference = _inconsistent(then.get("result", {}), rows)
+    if verdict.first_difference is not None:
+        return verdict
+    hashes = {ref.step: checkpoint.load(ref.path).content_hash for ref in run.checkpoints()}
     if (final := then.get("result", {}).get("content_hash")) and then.get("state") == "finished":
         hashes[known["steps"]] = final
     last = min(steps or known["steps"], max([*rows, *hashes]))
-    comparer = _Comparer(trainer, rows, hashes, verdict, screen, known["steps"])
-    every = Intervals(log=1, evaluate=plan.steps or 1, save=plan.steps or 1, stop_at=last)
+    comparer = _Comparer(trainer, rows, hashes, verdict, screen)
+    looks = [step for step, row in rows.items() if "val/tokens" in row]
+    every = Intervals(log=1, evaluate=math.gcd(*looks) or plan.steps or 1, save=plan.steps or 1, stop_at=last)
     loop = Loop(
         trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer
     )
@@ -180,6 +184,16 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     if ended == "diverged" and then.get("state") != "diverged":
         verdict.first_difference = {"step": verdict.steps, "what": "the loss", "then": "finite", "now": "not finite"}
     return verdict
+
+
+def _inconsistent(result: dict[str, Any], rows: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """A figure of the manifest's result that the last row of metrics does not have."""
+    step = max(rows)
+    for key in result.keys() & rows[step].keys() - {"elapsed_s"}:
+        if result[key] != rows[step][key]:
+            what = f"{key} (metrics.jsonl, manifest)"
+            return {"step": step, "what": what, "then": rows[step][key], "now": result[key]}
+    return None
 
 
 def run_plugins(run: RunDir) -> dict[str, str]:

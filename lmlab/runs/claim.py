@@ -99,7 +99,7 @@ def holder(folder: Path) -> str:
 def in_use(folder: Path) -> RunError:
     return RunError(
         f"{folder} is in use by {holder(folder)}",
-        "wait for that run, stop it, or give this one a name of its own (name=…)",
+        "wait for that run, or stop it; another seed= or any other change is a run of its own",
     )
 
 

@@ -66,7 +66,7 @@ class Train:
     micro_batch: Union[int, str] = setting(
         "auto", "rows at once (a number), or auto = the most that fit", choices=("auto",), ge=1, probe=4
     )
-    max_steps: Optional[int] = setting(None, "optimizer steps", ge=1, probe=20)
+    max_steps: Optional[int] = setting(None, "optimizer steps; without any max_*: 300", ge=1, probe=20)
     max_tokens: Optional[int] = setting(None, "tokens seen", ge=1, probe=8192)
     max_flops: Optional[float] = setting(None, "training FLOPs", gt=0, probe=1e12)
     max_minutes: Optional[float] = setting(

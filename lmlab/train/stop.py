@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks the loop to save and stop after this step, the second exits now."""
+"""SIGINT, SIGTERM and SIGHUP: the first asks the loop to save and stop after this step, the second exits now."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import signal
 from types import FrameType, TracebackType
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Context manager; `received` is the signal's number, 0 before any. Exit status 128 + number (130, 143)."""
+    """Context manager; `received` is the signal's number, 0 before any. Exit status 128 + number (130, 143, 129)."""
 
     def __init__(self) -> None:
         self.received = 0

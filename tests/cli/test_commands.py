@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lmlab.cli import run_one, training
 from lmlab.cli.app import run
 from lmlab.runs import metrics
 from lmlab.runs.rundir import RunDir
@@ -151,12 +153,57 @@ def test_verify_finds_a_diverged_run_identical(typed: Typed, small: list[str]) -
     assert (status, out.split(":")[0]) == (0, "identical"), out
 
 
-def test_verify_checks_the_headline(typed: Typed, finished: Path) -> None:
+@pytest.mark.parametrize(("at", "key"), [(19, "val/loss"), (4, "val/loss"), (9, "tokens"), (19, "test/loss")])
+def test_verify_finds_an_edited_figure(typed: Typed, finished: Path, at: int, key: str) -> None:
     rows = metrics.read(finished / "metrics.jsonl")
-    rows[-1]["val/loss"] -= 0.01
+    rows[at][key] -= 1
     (finished / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, out, _ = typed("verify", str(finished))
-    assert (status, "at step 20: val/loss was" in out) == (1, True)
+    assert (status, f"at step {at + 1}: {key}" in out) == (1, True), out
+
+
+def test_verify_refuses_swapped_weights(typed: Typed, small: list[str]) -> None:
+    path = run_here([*small, "train.checkpoint_every_steps=10"]).path
+    folder = path / "checkpoints"
+    shutil.copy(folder / "step-00000010" / "model.safetensors", folder / "step-00000020" / "model.safetensors")
+    status, _, err = typed("verify", str(path))
+    assert (status, "model.safetensors" in err) == (2, True)
+    status, out, err = typed("eval", str(path), "--json")
+    assert (status, json.loads(out)["step"]) == (0, 10)
+    assert "is damaged" in err
+
+
+def test_resume_of_a_renamed_run_goes_on_there_and_of_an_edited_one_is_refused(typed: Typed, small: list[str]) -> None:
+    path = run_here(small, stop_at=10).path
+    renamed = path.rename(path.with_name("elsewhere"))
+    status, out, err = typed("train", "--resume", str(renamed), "--stop-at", "15", "--no-tune-malloc")
+    assert (status, out.split()[:2]) == (0, ["stopped", str(renamed)]), err
+    text = (renamed / "config.yaml").read_text()
+    (renamed / "config.yaml").write_text(text.replace("lr: 0.003", "lr: 0.3"))
+    status, _, err = typed("train", "--resume", str(renamed))
+    assert (status, "is not what its checkpoints were trained with" in err) == (2, True)
+
+
+def test_resume_of_a_stale_run_is_refused_and_its_origin_stays_on_record(
+    typed: Typed, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_here(small, stop_at=10).path
+    began = RunDir.open(path).manifest()["code_hash"]
+    for module in (run_one, training):
+        monkeypatch.setattr(module, "code_hash", lambda plugins: "0123456789abcdef")
+    status, _, err = typed("train", "--resume", str(path))
+    assert (status, "made by other code" in err) == (2, True)
+    status, _, err = typed("train", "--resume", str(path), "--reuse-stale", "--no-tune-malloc")
+    manifest = RunDir.open(path).manifest()
+    assert (status, manifest["state"], manifest["code_hash"]) == (0, "finished", began), err
+    assert [s["code_hash"] for s in manifest["sessions"]] == [began, "0123456789abcdef"]
+    assert "since step 10: code_hash" in err
+
+
+def test_a_name_that_is_not_used_is_said(typed: Typed, finished: Path, small: list[str]) -> None:
+    status, _, err = typed("train", *small, "train.log_every_steps=1", "name=other")
+    assert status == 0
+    assert f"name=other is not used: this experiment is {finished}" in err
 
 
 def test_a_run_without_steps_can_not_be_verified_or_evaluated(typed: Typed, finished: Path) -> None:
