@@ -208,7 +208,7 @@ class Recorder:
         return row
 
     def _best_on_val(self, state: State, last: LossSum) -> dict[str, float]:
-        """All of val by the checkpoint that was best at an interval, or by the last one when that is better after all."""
+        """All of val by the checkpoint that was best at an interval, or by the last one when that is better."""
         lossless = self.plan.prepared.tokenizer.lossless
         ref = next((r for r in self.run.checkpoints() if r.step == state.best_step), None)
         if ref is not None and state.best_step != state.step:

@@ -118,7 +118,7 @@ def test_eval_refuses_keys_of_the_trained_model(typed: Typed, finished: Path, ke
 
 
 def test_eval_of_a_checkpoint_directory(typed: Typed, small: list[str]) -> None:
-    path = run_here([*small, "train.checkpoint_every_steps=10"]).path
+    path = run_here([*small, "train.checkpoint_every_steps=10", "train.eval_every_steps=10"]).path
     status, out, _ = typed("eval", str(path / "checkpoints" / "step-00000010"), "--json")
     assert (status, json.loads(out)["step"]) == (0, 10)
 
@@ -163,7 +163,7 @@ def test_verify_finds_an_edited_figure(typed: Typed, finished: Path, at: int, ke
 
 
 def test_verify_refuses_swapped_weights(typed: Typed, small: list[str]) -> None:
-    path = run_here([*small, "train.checkpoint_every_steps=10"]).path
+    path = run_here([*small, "train.checkpoint_every_steps=10", "train.eval_every_steps=10"]).path
     folder = path / "checkpoints"
     shutil.copy(folder / "step-00000010" / "model.safetensors", folder / "step-00000020" / "model.safetensors")
     status, _, err = typed("verify", str(path))
