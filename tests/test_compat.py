@@ -154,9 +154,9 @@ class Bare(Spec):
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ("attn", "has no head_size and no kv_heads"),
-        ("ffn", "has no width"),
-        ("block", "has no final_norm"),
+        ("attn", "is no AttnSpec"),
+        ("ffn", "is no FfnSpec"),
+        ("block", "is no BlockSpec"),
         ("norm", "does not say what builds it"),
         ("data", "has no packing"),
         ("schedule", "has no warmup_steps"),

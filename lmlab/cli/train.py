@@ -83,5 +83,6 @@ def _resumed(run: RunDir, words: list[str], config_dir: str | None) -> Loaded:
     from lmlab.config.amend import amend_outside_identity
     from lmlab.opened import experiment_of, refuse_edited
 
+    experiment = experiment_of(run)  # imports the run's plug-ins
     refuse_edited(run)
-    return amend_outside_identity(experiment_of(run), words, config_dir=config_dir)
+    return amend_outside_identity(experiment, words, config_dir=config_dir)

@@ -130,7 +130,7 @@ def _sources() -> Iterator[tuple[str, str]]:
     package = Path(__file__).resolve().parents[1]
     for folder in CODE:
         whole = package / folder
-        for path in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]:
+        for path in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole] * whole.is_file():
             yield path.relative_to(package).as_posix(), path.read_text(encoding="utf-8")
 
 
