@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmlab.config.tree import Experiment
-from lmlab.errors import RunError
+from lmlab.errors import DataError, RunError
 from lmlab.runs.rundir import RunDir
 
 if TYPE_CHECKING:
     import torch
 
+    from lmlab.data.prepare import Prepared
     from lmlab.model.transformer import Transformer
     from lmlab.runs.checkpoint import Checkpoint
 
@@ -54,6 +55,16 @@ def refuse_edited(run: RunDir) -> None:
         raise RunError(
             f"{run.path / 'config.yaml'} is not what its checkpoints were trained with",
             "restore it (each checkpoint's meta.json holds it), or train the changed experiment by its own command",
+        )
+
+
+def refuse_other_data(run: RunDir, prepared: Prepared) -> None:
+    """Raises DataError when the run's corpus gives other tokens than it was trained on."""
+    then = run.manifest().get("fingerprint")
+    if prepared.fingerprint != then:
+        raise DataError(
+            f"the data of {run.name} is not what it was trained on: fingerprint {prepared.fingerprint}, then {then}",
+            "bring back the same corpus; `lmlab eval` can be given other data: data=…",
         )
 
 

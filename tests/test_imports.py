@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "eval": {"runs", "data", "generate", *BUILD},
     "generate": {"runs", "data.tokenizer", *BUILD},
     "train": {"data", "runs", "eval.loss", "registry", *BUILD},
-    "opened": {"runs", "registry", "train.device", "train.twin", *BUILD},
+    "opened": {"data.prepare", "runs", "registry", "train.device", "train.twin", *BUILD},
     "api": {"opened", "runs", "data", *BUILD, "registry"},
     "__init__": {"api"},
     "__main__": {"cli"},

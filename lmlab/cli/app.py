@@ -13,7 +13,7 @@ import typer
 
 from lmlab import __version__
 from lmlab.cli.commands import MODULES
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, LmlabError, nearest
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, LmlabError, nearest
 
 EXIT_PIPE = 141  # whoever read our output is gone, as after SIGPIPE
 # Set before torch starts its threads: how long a thread that waits for the others spins before it sleeps. When another
@@ -72,6 +72,8 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_SIGINT
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already
+            return EXIT_USAGE
         if debug:
             traceback.print_exc()
         told = explained(error, words)

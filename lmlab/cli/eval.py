@@ -68,8 +68,7 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
     from lmlab.config.amend import amend
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.data.tokenizer import Tokenizer
-    from lmlab.errors import DataError
-    from lmlab.opened import checkpoint_of, computed_model, experiment_of
+    from lmlab.opened import checkpoint_of, computed_model, experiment_of, refuse_other_data
     from lmlab.runs.evals import record
     from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
     from lmlab.train.setup import evaluate_file
@@ -79,15 +78,12 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
     manifest = run.manifest()
     checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     tokenizer = Tokenizer.load(run.tokenizer_path)
+    other = tokenizer if any(k.startswith("data") for k in keys) else None  # other data, by the run's own tokenizer
     with screen.preparing() as progress:
-        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=tokenizer)
+        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=other)
     own = prepared.fingerprint == manifest.get("fingerprint")
-    if not own and not any(k.startswith("data") for k in keys):
-        raise DataError(
-            f"the data of {run.name} is not what it was trained on: fingerprint {prepared.fingerprint}, "
-            f"then {manifest.get('fingerprint')}",
-            "bring back the same corpus, or name the data to evaluate on: data=…",
-        )
+    if other is None:
+        refuse_other_data(run, prepared)
     device = resolve_device(exp.device)
     be_deterministic(device)
     dtype = resolve_precision(exp.train.precision, device)

@@ -94,7 +94,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
 
 def run_path(exp: Experiment) -> Path:
     """Where the experiment's run lies: the directory that carries its hash, whatever its name; else a new one."""
-    root, hash8 = Path(exp.paths.runs), config_hash(exp)
+    root, hash8 = Path(exp.paths.runs).expanduser(), config_hash(exp)
     known = sorted(p for p in root.glob(f"*-{hash8}") if (p / "config.yaml").is_file()) if root.is_dir() else []
     return known[0] if known else root / f"{exp.name or slug(exp)}-{hash8}"
 

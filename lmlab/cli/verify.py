@@ -134,7 +134,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     from lmlab.config.identity import code_hash
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.errors import RunError
-    from lmlab.opened import experiment_of
+    from lmlab.opened import experiment_of, refuse_other_data
     from lmlab.runs import checkpoint, manifest, metrics
     from lmlab.train import device as machine
     from lmlab.train.loop import Intervals, Loop, State
@@ -149,6 +149,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     exp.device = known["device"]
     with screen.preparing() as progress:
         prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+    refuse_other_data(run, prepared)
     verdict = Verdict(str(run.path))
     plan = planning.make(exp, prepared, known)
     trainer = build_trainer(plan)

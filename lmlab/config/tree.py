@@ -17,10 +17,10 @@ GROUPS = ("norm", "block", "pos", "attn", "ffn", "model", "data", "tokenizer", "
 class Seed:
     """`seed=3` is short for `seed.all=3`; the three others follow it unless they are set."""
 
-    all: int = setting(0, "every seed that is not set by itself", ge=0, probe=1)
-    init: Optional[int] = setting(None, "the draw of the weights; null = seed.all", ge=0, probe=1)
-    data: Optional[int] = setting(None, "the order of the batches; null = seed.all", ge=0, probe=1)
-    dropout: Optional[int] = setting(None, "dropout masks; null = seed.all", ge=0)
+    all: int = setting(0, "every seed that is not set by itself", ge=0, lt=2**63, probe=1)
+    init: Optional[int] = setting(None, "the draw of the weights; null = seed.all", ge=0, lt=2**63, probe=1)
+    data: Optional[int] = setting(None, "the order of the batches; null = seed.all", ge=0, lt=2**63, probe=1)
+    dropout: Optional[int] = setting(None, "dropout masks; null = seed.all", ge=0, lt=2**63)
 
 
 @dataclass

@@ -184,10 +184,10 @@ class SwiGLU(FfnSpec):
 class Decoder(Spec):
     """The sizes. `model=tiny` is one of the files under conf/model/, all of this one class."""
 
-    n_layers: int = setting(6, "blocks (L)", ge=1, probe=2)
-    d_model: int = setting(256, "width of the residual stream (D)", ge=1, probe=128)
-    n_heads: int = setting(4, "query heads (H)", ge=1, probe=2)
-    seq_len: int = setting(256, "tokens per training row (T)", ge=1, probe=128)
+    n_layers: int = setting(6, "blocks (L)", ge=1, le=10_000, probe=2)
+    d_model: int = setting(256, "width of the residual stream (D)", ge=1, le=1_000_000, probe=128)
+    n_heads: int = setting(4, "query heads (H)", ge=1, le=10_000, probe=2)
+    seq_len: int = setting(256, "tokens per training row (T)", ge=1, le=100_000_000, probe=128)
     tie_embeddings: bool = setting(True, "one matrix for embedding and head", probe=False)
     dropout: float = setting(0.0, "dropout of the embedding and of each residual branch", ge=0, lt=1, probe=0.5)
     logit_scale: Optional[float] = setting(

@@ -213,3 +213,29 @@ def test_a_run_without_steps_can_not_be_verified_or_evaluated(typed: Typed, fini
         status, _, err = typed(command, str(bare))
         assert status == 2
         assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("command", ["verify", "eval"])
+def test_other_data_is_refused_not_called_a_difference(typed: Typed, finished: Path, command: str) -> None:
+    RunDir.open(finished).update_manifest(fingerprint="0" * 24)
+    status, _, err = typed(command, str(finished))
+    assert (status, "is not what it was trained on" in err) == (2, True)
+
+
+def test_eval_of_own_data_prepares_nothing_anew(typed: Typed, finished: Path, cache_dir: Path) -> None:
+    before = sorted(p.name for p in (cache_dir / "data").iterdir())
+    assert typed("eval", str(finished))[0] == 0
+    assert sorted(p.name for p in (cache_dir / "data").iterdir()) == before
+
+
+@pytest.mark.parametrize("word", ["seed=99999999999999999999", "seed.init=9223372036854775808", "model.d_model=1e30"])
+def test_absurd_sizes_are_refused_at_once(typed: Typed, word: str) -> None:
+    status, _, err = typed("train", "--dry-run", word)
+    assert (status, err.count("error:"), err.count("hint:")) == (2, 1, 1)
+
+
+def test_a_group_of_commands_alone_prints_its_help(typed: Typed) -> None:
+    status, out, err = typed("runs")
+    assert status == 2
+    assert "diff" in out + err
+    assert "error" not in err
