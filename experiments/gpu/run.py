@@ -88,7 +88,7 @@ def resumed(overrides: list[str]) -> float:
     again.load(Checkpoint(5, model, {"counters": {}, "optimizer": on_host}, "", {}, OUT))
     steps(again, lr, 5, 10)
     pairs = zip(whole.master.parameters(), again.master.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
 def compare(device: str, overrides: list[str], reference: list[float], steps: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class HubDataset:
             )
         self.spec, self.repo = spec, spec.repo
         self.folder = local_folder(spec.repo, "data.repo")
+        refuse_revision(self.folder, spec.revision, "data")
         self.commit: str | None = None
 
     def documents(self) -> Iterator[Document]:
@@ -142,11 +143,20 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def refuse_revision(local: Path | None, revision: str | None, group: str) -> None:
+    """A folder has no revisions: raises DataError rather than ignore one."""
+    if local is not None and revision is not None:
+        raise DataError(
+            f"`{group}.revision` is {revision}, and {local} is no name on the hub", "leave the revision out"
+        )
+
+
 def tokenizer_key(name: str | None, revision: str | None) -> Any:
     """What a `tokenizer=hf` is found by: a local one's content; a hub's name and revision."""
     path = local_folder(_named(name), "tokenizer.path")
     if path is None:
         return [name, revision]
+    refuse_revision(path, revision, "tokenizer")
     text, config, _ = tokenizer_files(name, revision)
     return hashlib.blake2b((text + json.dumps(config, sort_keys=True)).encode(), digest_size=16).hexdigest()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.data.hub import HubDataset
+from lmlab.data.hub import HubDataset, tokenizer_key
 from lmlab.data.prepare import prepare
 from lmlab.data.spec import Byte
 from lmlab.data.spec import HubDataset as Spec
@@ -103,3 +103,10 @@ def test_prepared_hub_data_is_used_without_a_network(
         online.setattr(datasets, "load_dataset", lambda repo, *a, **k: load(str(folder), *a, **k))
         first = prepare(Spec(repo="owner/name"), Byte(), tmp_path)
     assert prepare(Spec(repo="owner/name"), Byte(), tmp_path).fingerprint == first.fingerprint
+
+
+def test_a_revision_of_a_local_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`data.revision` is v2, and .*stories is no name on the hub"):
+        prepare(Spec(repo=str(folder), revision="v2"), Byte(), tmp_path / "cache")
+    with pytest.raises(DataError, match=r"`tokenizer.revision` is v2"):
+        tokenizer_key(str(folder), "v2")
