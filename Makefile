@@ -5,14 +5,14 @@ PYTHON ?= .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: help setup demo test lint test-parity gpu wheel clean
+.PHONY: help setup demo test lint test-parity test-browser gpu wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(BOOT) -m venv .venv
-	.venv/bin/python -m pip install -q -c constraints.txt -e ".[test,parity]"
+	.venv/bin/python -m pip install -q -c constraints.txt -e ".[test,parity,sweepers]"
 	@touch $@
 
 # With PYTHON=… the caller brings an interpreter that has everything; then nothing is installed.
@@ -27,6 +27,10 @@ test: setup ## the whole suite (under 6 minutes on 2 cores)
 
 test-parity: setup ## against transformers on tiny random models (about a minute)
 	$(PYTHON) -m pytest -q tests/parity
+
+test-browser: setup ## the report's page in a real browser (about a minute)
+	@tests/browser/install.sh $(PYTHON)
+	$(PYTHON) -m pytest -q tests/browser
 
 lint: setup ## ruff, mypy, import directions
 	$(PYTHON) -m ruff check .

@@ -39,9 +39,11 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"opened", "runs", "data", *BUILD, "registry"},
     "__init__": {"api"},
     "__main__": {"cli"},
+    "report": {"runs"},
+    "sweep": {"config", "runs", "compat"},
     "cli": {"*"},
 }
-TORCH_FREE = ("errors", "registry", "compat", "config", "runs", *SPECS)
+TORCH_FREE = ("errors", "registry", "compat", "config", "runs", "report", *SPECS)
 TORCH_FREE_BUT = ("runs.checkpoint",)
 TORCH = {"torch", "safetensors", "transformers"}
 

@@ -63,6 +63,10 @@ def run(words: Sequence[str]) -> int:
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
     try:
+        if words[:1] == ["sweep"]:
+            from lmlab.sweep.question import expanded
+
+            words = expanded(words)
         status = make_app()(args=words, standalone_mode=False, prog_name="lmlab")
         sys.stdout.flush()
         return status if isinstance(status, int) else EXIT_DONE

@@ -18,6 +18,7 @@ from lmlab.errors import LmlabError
 SHELLS = ("bash", "zsh", "fish")
 ALIASES = ("lr", "seed")
 FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",)}
+FLAG_VALUES |= {"--format": ("terminal", "md", "html", "csv", "json", "svg", "pdf")}
 
 
 def answer(words: Sequence[str]) -> int:
@@ -88,7 +89,8 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
         if name == "new":
             return ("norm", "block", "pos", "attn", "ffn") if not rest else ()
         return (*GROUPS, "preset", "train", "seed", "wandb", "paths", "compile", "device", "name", "plugins")
-    runs = _runs(rest) if name in ("eval", "verify", "runs") and "=" not in current else []
+    runs = _runs(rest) if name in ("eval", "report", "verify", "runs") and "=" not in current else []
+    runs += _sweeps(rest) if name == "report" and "=" not in current else []
     if name in OVERRIDES or (name == "data" and rest[:1] == ["prepare"]):
         return [*runs, *Line(rest, current).overrides()]
     return runs
@@ -96,8 +98,17 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
 
 def _runs(rest: Sequence[str]) -> list[str]:
     """Names of run directories."""
-    root = Path(next((w.partition("=")[2] for w in rest if w.startswith("paths.runs=")), "runs"))
-    return [p.parent.name for p in root.glob("*/config.yaml")]
+    return [p.parent.name for p in _root(rest).glob("*/config.yaml")]
+
+
+def _sweeps(rest: Sequence[str]) -> list[str]:
+    """Names of sweep directories."""
+    return [p.parent.name for p in _root(rest).glob("sweeps/*/sweep.json")]
+
+
+def _root(rest: Sequence[str]) -> Path:
+    """The folder of runs that the line names, else the default one."""
+    return Path(next((w.partition("=")[2] for w in rest if w.startswith("paths.runs=")), "runs"))
 
 
 def _folders(current: str) -> list[str]:

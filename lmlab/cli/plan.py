@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lmlab.cli.run_one import Share
 from lmlab.config.tree import Experiment
 from lmlab.cost.flops import flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
@@ -73,7 +74,7 @@ class Plan:
         }
 
 
-def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = None) -> Plan:
+def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = None, share: Share | None = None) -> Plan:
     """`known`: what an earlier part of the same run recorded. Its steps, micro-batch, precision and compilation hold,
     and its device unless another is asked for: a run does not change its arithmetic on the way."""
     known = known or {}
@@ -93,10 +94,18 @@ def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = Non
         asked=known.get("micro_batch", exp.train.micro_batch),
         device=device,
         n_parameters=sum(p.numel() for p in skeleton.parameters()),
+        free=free_bytes(device, share or Share()),
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
     compiled = known.get("compile", compile_wanted(exp.compile, device))
     return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps)
+
+
+def free_bytes(device: torch.device, share: Share) -> int:
+    """What a run may use of the device's memory."""
+    if device.type == "cpu" and share.host_bytes is not None:
+        return share.host_bytes
+    return memory.part_of(device, share.parts)
 
 
 def counted_steps(train: Train, flops: float) -> int | None:

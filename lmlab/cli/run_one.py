@@ -18,6 +18,7 @@ from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir, prepare
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed
+from lmlab.runs.find import run_directory
 from lmlab.runs.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ RESULT_COLUMNS = (
 
 
 @dataclass(frozen=True)
+class Share:
+    """The memory a run may use: on CPU `host_bytes` (None = what is free), of a GPU one of `parts` equal parts."""
+
+    parts: int = 1
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Flags:
     """What a flag asks of this invocation; none of it is part of the experiment."""
 
@@ -40,6 +49,7 @@ class Flags:
     reuse_stale: bool = False
     dry_run: bool = False
     tune_malloc: bool = True
+    memory: Share = Share()
 
 
 @dataclass
@@ -67,7 +77,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
         return ended
     from lmlab.cli import plan as planning
 
-    plan = planning.make(exp, prepared)  # refuses what can't run before anything is written
+    plan = planning.make(exp, prepared, share=flags.memory)  # refuses what can't run before anything is written
     planning.check_stop(plan, flags.stop_at, done=0)
     if flags.dry_run:
         describe(screen, plan, path, "not started (--dry-run)")
@@ -94,9 +104,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
 
 def run_path(exp: Experiment) -> Path:
     """Where the experiment's run lies: the directory that carries its hash, whatever its name; else a new one."""
-    root, hash8 = Path(exp.paths.runs).expanduser(), config_hash(exp)
-    known = sorted(p for p in root.glob(f"*-{hash8}") if (p / "config.yaml").is_file()) if root.is_dir() else []
-    return known[0] if known else root / f"{exp.name or slug(exp)}-{hash8}"
+    return run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or slug(exp))
 
 
 def changed_since(run: RunDir, loaded: Loaded, prepared: Prepared) -> list[str]:
@@ -150,7 +158,7 @@ def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen:
 
 def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
     """The block before training, and a warning when the corpus would be read too often."""
-    from lmlab.train.memory import gib
+    from lmlab.runs.machine import gib
 
     exp, prepared, needs = plan.exp, plan.prepared, plan.memory
     vocab_size, micro = prepared.tokenizer.vocab_size, f"{needs.n_micro} × {needs.micro_rows} rows"

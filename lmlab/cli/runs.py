@@ -1,4 +1,4 @@
-"""`lmlab runs ls | show | diff`: what there is, one run in full, two side by side. Torch-free."""
+"""`lmlab runs ls | show | diff | upload`: what there is, one run in full, two side by side, W&B later. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+from lmlab.cli.upload import upload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,11 +30,13 @@ def register(app: typer.Typer) -> None:
     runs.command("ls")(ls)
     runs.command("show")(show)
     runs.command("diff")(diff)
+    runs.command("upload")(upload)
     app.add_typer(runs, name="runs")
 
 
 def ls(words: Words = None, as_json: Json = False) -> None:
     """Every run, the newest first, with those set aside (.old-N) and those that older code made (stale)."""
+    from lmlab.cli.tables import print_table
     from lmlab.runs.summary import summaries
 
     _, root = _split(words, 0)
@@ -42,7 +46,9 @@ def ls(words: Words = None, as_json: Json = False) -> None:
     if as_json:
         _say_json([line.as_dict() for line in lines])
     elif lines:
-        _table(("run", "state", "steps", "val bits/byte", "tokens/s", "age", "changes"), [_row(line) for line in lines])
+        print_table(
+            ("run", "state", "steps", "val bits/byte", "tokens/s", "age", "changes"), [_row(line) for line in lines]
+        )
     else:
         _note(f"there are no runs in {root}")
     for line in lines:
@@ -77,6 +83,7 @@ def show(words: One = None, as_json: Json = False) -> None:
 
 def diff(words: Two = None, as_json: Json = False) -> None:
     """What differs between two runs: configuration, data, code, environment, results."""
+    from lmlab.cli.tables import print_table
     from lmlab.runs.find import find
 
     (a, b), root = _split(words, 2)
@@ -87,7 +94,7 @@ def diff(words: Two = None, as_json: Json = False) -> None:
         return
     rows = [(where, key, *map(_shown, pair)) for where, part in sections.items() for key, pair in part.items()]
     if rows:
-        _table(("", "key", first.name, second.name), rows)
+        print_table(("", "key", first.name, second.name), rows)
     else:
         _note("nothing differs: same configuration, data, code, environment and results")
 
@@ -184,27 +191,6 @@ def _shown(value: Any) -> str:
     if value is None:
         return MISSING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A rich table on a terminal; elsewhere aligned columns that cut nothing, for grep and awk."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in head:
-            table.add_column(title, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
-        return
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        _say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _say(text: str) -> None:

@@ -61,7 +61,7 @@ def train_claimed(
     exp = loaded.experiment
     malloc = flags.tune_malloc and machine.tune_malloc()
     known = run.manifest().get("resolved")
-    plan = planning.make(exp, prepared, known)
+    plan = planning.make(exp, prepared, known, flags.memory)
     trainer = build_trainer(plan)
     state = resume(run, trainer, screen) if run.checkpoints() else State()
     if known is None:
@@ -197,7 +197,10 @@ class Recorder:
         if part.nats_per_token < state.best_loss or part.tokens != state.best_tokens:
             state.best_loss, state.best_step, state.best_tokens = part.nats_per_token, state.step, part.tokens
         if final:
-            whole = part if part.tokens == prepared.val.n_tokens - 1 else trainer.loss_on(prepared.val)
+            whole = part
+            if part.tokens < prepared.val.n_tokens - 1:
+                row = metrics_of("part/val", part, lossless=lossless)  # what the earlier evaluations are compared with
+                whole = trainer.loss_on(prepared.val)
             row |= metrics_of("val", whole, lossless=lossless) | {"val/tokens": whole.tokens}
             row |= self._best_on_val(state, whole)
             counted = self.run.manifest().get("test_evaluations", 0) + 1

@@ -20,7 +20,7 @@ from lmlab.config.catalogue import default_experiment, defaults, entries
 from lmlab.config.fields import Field, fields, problem
 from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
-from lmlab.registry import Spec, lookup
+from lmlab.registry import OPTIONS, Spec, lookup
 
 VERSION = 1
 CODE = ("model", "kernels", "train", "data", "eval/loss.py")
@@ -112,6 +112,18 @@ def _identity(node: Any) -> dict[str, Any]:
             continue
         kept[name] = _identity(value) if dataclasses.is_dataclass(value) else value
     return kept
+
+
+def outside_identity(key: str) -> bool:
+    """Whether a flat key of a configuration (`wandb.mode`, `train.keep_last`, `data.streaming`) is no part of a run's
+    identity. A key that is not known here, as of a plug-in's part, is a part of it."""
+    group, _, name = key.partition(".")
+    field = fields(Experiment).get(group)
+    if field is None or not field.identity or field.node is None or not name:
+        return field is not None and not field.identity
+    classes = list(OPTIONS.get(group, {}).values()) if issubclass(field.node, Spec) else [field.node]
+    known = [found for cls in classes if (found := fields(cls).get(name)) is not None]
+    return bool(known) and not any(found.identity for found in known)
 
 
 def code_hash(plugin_sources: Mapping[str, str]) -> str:

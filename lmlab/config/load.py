@@ -89,8 +89,7 @@ class Composer:
         from omegaconf import OmegaConf
 
         config = self.tree(overrides)
-        labels = config.hydra.runtime.choices
-        choices = {group: str(labels[group]) for group in (*GROUPS, catalogue.PRESET) if labels.get(group)}
+        choices = chosen(config.hydra.runtime.choices)
         del config["hydra"]
         experiment = OmegaConf.to_object(config)
         assert isinstance(experiment, Experiment)
@@ -109,6 +108,11 @@ class Composer:
         OmegaConf.set_struct(config, False)
         OmegaConf.set_readonly(config, False)
         return config
+
+
+def chosen(labels: Any) -> dict[str, str]:
+    """{"norm": "rmsnorm", "model": "tiny", "preset": "llama", …} of Hydra's `runtime.choices`."""
+    return {group: str(labels[group]) for group in (*GROUPS, catalogue.PRESET) if labels.get(group)}
 
 
 _registered: set[type] = set()

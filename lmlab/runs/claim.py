@@ -96,8 +96,12 @@ def holder(folder: Path) -> str:
     return "another process"
 
 
-def in_use(folder: Path) -> RunError:
-    return RunError(
+class InUse(RunError):
+    """Another process holds the directory."""
+
+
+def in_use(folder: Path) -> InUse:
+    return InUse(
         f"{folder} is in use by {holder(folder)}",
         "wait for that run, or stop it; another seed= or any other change is a run of its own",
     )

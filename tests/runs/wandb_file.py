@@ -37,7 +37,7 @@ def records(path: Path) -> Iterator[bytes]:
             position += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
-        if kind == 0:
+        if kind == 0 or position + HEADER + length > len(data):  # torn
             break
         parts += data[position + HEADER : position + HEADER + length]
         position += HEADER + length

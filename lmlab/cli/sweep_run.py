@@ -1,0 +1,297 @@
+"""One call of `lmlab sweep`: plan, list, run what is open, and say how every member ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmlab.cli.progress import Screen
+from lmlab.cli.run_one import Flags, Share
+from lmlab.cli.sweep_screen import SweepScreen
+from lmlab.cli.sweep_survey import ArmPlan, prepared_for, survey
+from lmlab.cli.sweep_task import WORST, SweepTask, error_line
+from lmlab.config import parse
+from lmlab.config.identity import code_hash
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainingFailed, listed
+from lmlab.runs.layout import now
+from lmlab.runs.machine import free_host_bytes
+from lmlab.sweep import launch, pool
+from lmlab.sweep.folder import SweepFolder, sweep_name
+from lmlab.sweep.ledger import Made, Rule, is_open, state_of
+from lmlab.sweep.members import Member, compose
+from lmlab.sweep.pool import TRIES, Job, Outcome, Pool
+from lmlab.sweep.slots import Slot
+from lmlab.sweep.space import SEED, SWEEPER, Space
+
+POLL_S = 1.0
+
+
+@dataclass
+class Asked:
+    """The flags of the call."""
+
+    seeds: int | None = None
+    slots: Sequence[Slot] = (Slot(0),)
+    baseline: str | None = None
+    retry_failed: bool = False
+    dry_run: bool = False
+    force: bool = False
+    reuse_stale: bool = False
+    tune_malloc: bool = True
+    config_dir: str | None = None
+    name: str | None = None  # of the sweep, when its words do not name it
+
+
+@dataclass
+class Ended:
+    """How the call ended: the state of every member, and what went wrong with some."""
+
+    folder: Path
+    states: dict[str, str]  # of every member, by its name
+    runs: dict[str, Path] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    planned: bool = False  # only planned: --dry-run
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_DONE if self.planned or set(self.states.values()) <= {"finished"} else EXIT_FAILED
+
+
+@dataclass
+class Sweep:
+    """A sweep being called: its space and how it was asked for."""
+
+    space: Space
+    asked: Asked
+    screen: Screen
+    words: list[str]
+    members: list[Member] = field(default_factory=list)
+    made: dict[str, Made] = field(default_factory=dict)
+    plans: dict[str, ArmPlan] = field(default_factory=dict)
+    rule: Rule = field(default_factory=Rule)
+
+    # ------------------------------------------------------------ before
+
+    def plan(self) -> None:
+        """Compose and check every member, prepare the data, survey every arm. Raises LmlabError; writes no run."""
+        asked = self.asked
+        self.rule = Rule(now() if asked.force else None, asked.retry_failed, asked.reuse_stale)
+        self.members, notes = compose(self.space, config_dir=asked.config_dir)
+        for note in notes:
+            self.screen.warn(note)
+        with self.screen.preparing() as progress:
+            data: dict[str, Any] = {}
+            prints = {m.hash: prepared_for(m, data, progress).fingerprint for m in self.members}
+        self.made = {m.hash: Made(code_hash(m.loaded.used_plugins()), prints[m.hash]) for m in self.members}
+        paces = {m.arm: pace for m in self.members if (pace := self._pace(m))}
+        self.plans = pool.call(survey, self.space, asked.config_dir, self.share(), paces, slot=asked.slots[0])
+
+    def share(self) -> Share:
+        """The memory of one slot."""
+        slot = self.asked.slots[0]
+        return Share(slot.share, free_host_bytes() // slot.share if slot.share > 1 and slot.gpu is None else None)
+
+    def _pace(self, member: Member) -> dict[str, float] | None:
+        """What a run of this member measured on this machine, by this code."""
+        import platform
+
+        state, manifest = state_of(member.path, self.made.get(member.hash))
+        here = manifest.get("host") == platform.node() and state not in ("planned", "stale")
+        return manifest.get("pace") if here else None
+
+    def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """State and manifest of each member, by hash."""
+        return {m.hash: state_of(m.path, self.made.get(m.hash), self.rule) for m in self.members}
+
+    def folder(self) -> SweepFolder:
+        first = self.members[0].loaded.experiment
+        name = sweep_name(self.space, self.members, first.name or self.asked.name)
+        return SweepFolder(Path(first.paths.runs).expanduser() / "sweeps" / name)
+
+    def baseline(self) -> str:
+        """The arm that others are compared with: the one named, else the first. Raises ConfigError."""
+        text = self.asked.baseline
+        if text is None:
+            return self.members[0].arm
+        wanted = set(text.replace(",", " ").split())
+        arms = {m.arm: m.label for m in self.members}
+        found = [arm for arm, label in arms.items() if wanted and wanted <= set(label.split())]
+        found = found or [m.arm for m in self.members if text in (m.path.name, m.hash)]
+        if len(set(found)) == 1:
+            return found[0]
+        problem = "is not an arm of this sweep" if not found else f"could be {listed(arms[a] for a in found)}"
+        raise ConfigError(f"--baseline {text} {problem}", f"the arms: {listed(arms.values())}")
+
+    def expected_s(self) -> dict[str, float]:
+        """Seconds each member will take, by name."""
+        return {m.name: self.plans[m.arm].run_s for m in self.members}
+
+    # ------------------------------------------------------------ running
+
+    def run(self) -> Ended:
+        """Run what is open. Raises KeyboardInterrupt, and SystemExit for other stop signals, with checkpoints saved."""
+        folder = self.folder()
+        folder.add(self.members, command=sys.argv, words=self.words, baseline=self.baseline())
+        with stoppable():
+            if launch.launcher(self.space) == launch.LOCAL:
+                self._run_local(folder)
+            else:
+                self._run_by_launcher(folder)
+        return self.ended(folder)
+
+    def task(self, folder: SweepFolder, **more: Any) -> SweepTask:
+        asked = self.asked
+        flags = Flags(force=asked.force, reuse_stale=asked.reuse_stale, tune_malloc=asked.tune_malloc)
+        keys = [key for key in self.space.axes if key != SEED] + [w.partition("=")[0] for w in self.space.drawn]
+        varied = tuple(dict.fromkeys([*keys, *(alias for alias, key in parse.ALIASES.items() if key in keys)]))
+        host_bytes = self.share().host_bytes
+        return SweepTask(
+            folder.path.absolute(), flags, self.rule, sys.argv, varied, asked.config_dir, host_bytes=host_bytes, **more
+        )
+
+    def _run_local(self, folder: SweepFolder) -> None:
+        jobs = [Job(m.words, m.name, m.path) for m in self.members]
+        by_name = {m.name: m for m in self.members}
+        screen = SweepScreen(self.screen, len(jobs), len(self.asked.slots), self.expected_s())
+        screen.ended_before = lambda job: self._ended_before(by_name[job.name])
+
+        def log_of(job: Job) -> Path:
+            return folder.log_path(by_name[job.name].path.name)
+
+        with screen.showing():
+            Pool(self.task(folder).work, self.asked.slots, screen, log_of).run(jobs)
+        for job in jobs:
+            if job.outcome is not None and job.outcome.state == "killed":
+                folder.log("killed", job.path.name if job.path else "", error=job.outcome.error)
+
+    def _ended_before(self, member: Member) -> Outcome | None:
+        """How a member ended that is not to be trained (again); None for one that is open."""
+        state, manifest = state_of(member.path, self.made[member.hash], self.rule)
+        if is_open(state, manifest, self.rule):
+            return None
+        loss = (manifest.get("result") or {}).get("val/loss")
+        return Outcome(state, member.path, loss if state == "finished" else None, manifest.get("error"))
+
+    def _run_by_launcher(self, folder: SweepFolder) -> None:
+        """Rounds over what is open, until nothing is or nothing moves: a launcher may lose its workers half way."""
+        tries: dict[str, int] = {}
+        while True:
+            before = self.states()
+            todo = [m for m in self.members if is_open(*before[m.hash], self.rule) and tries.get(m.hash, 0) < TRIES]
+            if not todo:
+                if any(state == "running" for state, _ in before.values()):
+                    time.sleep(POLL_S)  # another sweep is at it
+                    continue
+                return
+            for m in todo:
+                tries[m.hash] = tries.get(m.hash, 0) + 1
+            words = [[str(o) for o in parse.read(m.words)[0]] for m in todo]
+            try:
+                launch.launch(self.space, words, self.task(folder), folder.path.absolute(), self.asked.config_dir)
+            except Exception as error:
+                self.screen.warn(f"the launcher stopped: {error_line(error)}")
+                moved = [m for m in todo if self.states()[m.hash][0] != before[m.hash][0]]
+                if not moved:
+                    raise TrainingFailed(f"the launcher fails before any run begins: {error_line(error)}") from error
+
+    def run_by_sweeper(self) -> Ended:
+        """Hydra's sweeper chooses the members; each is listed as it comes. Raises LmlabError when it can't start."""
+        asked, space = self.asked, self.space
+        self.rule = Rule(now() if asked.force else None, asked.retry_failed, asked.reuse_stale)
+        first = Space(space.fixed, {key: values[:1] for key, values in space.axes.items()}, space.hydra)
+        self.members, _ = compose(first, config_dir=asked.config_dir)
+        exp = self.members[0].loaded.experiment
+        with self.screen.preparing() as progress:
+            prepared_for(self.members[0], {}, progress)
+        name = sweep_name(space, self.members, exp.name or asked.name)
+        folder = SweepFolder(Path(exp.paths.runs).expanduser() / "sweeps" / name)
+        self.screen.block(str(folder.path), [("sweeper", str(space.chosen(SWEEPER))), ("all have", self._shared())])
+        if asked.dry_run:
+            self.screen.note("its members are chosen while it runs (--dry-run)")
+            return Ended(folder.path, {}, planned=True)
+        folder.add([], command=sys.argv, words=self.words)
+        before = len(folder.events())
+        with stoppable():
+            launch.multirun(
+                space, self.task(folder, lists=True), folder.path.absolute(), self._batch(folder), asked.config_dir
+            )
+        return self._chosen(folder, before)
+
+    def _batch(self, folder: SweepFolder) -> launch.RunAll:
+        """One batch of a sweeper through the pool: the losses of its jobs, infinity for what did not finish."""
+
+        def run_all(batch: list[list[str]]) -> list[float]:
+            label = self.task(folder).label_of
+            jobs = [Job(words, label(words) or " ".join(words)) for words in batch]
+            screen = SweepScreen(self.screen, len(jobs), len(self.asked.slots), {})
+            with screen.showing():
+                Pool(self.task(folder, lists=True).work, self.asked.slots, screen).run(jobs)
+            return [j.outcome.loss if j.outcome and j.outcome.loss is not None else WORST for j in jobs]
+
+        return run_all
+
+    def _chosen(self, folder: SweepFolder, before: int) -> Ended:
+        """How the members that the sweeper chose in this call ended; those refused before they had a run, too."""
+        events = folder.events()[before:]
+        runs = dict.fromkeys(str(e.get("run")) for e in events if e.get("run"))
+        listed_ = {m["run"]: " ".join(m["overrides"]) for m in folder.plan()["members"]}
+        found = Ended(folder.path, {})
+        told = {str(e.get("run")): str(e["error"]) for e in events if e.get("error")}
+        for run in runs:
+            path = folder.path.parents[1] / run
+            state, manifest = state_of(path)
+            name = listed_.get(run, run)
+            if state != "finished" and (text := manifest.get("error") or told.get(run)):
+                found.errors[name] = one_line(str(text))
+            found.states[name], found.runs[name] = state, path
+        for number, error in enumerate(str(e["error"]) for e in events if e.get("error") and not e.get("run")):
+            found.states[f"refused {number}"], found.errors[f"refused {number}"] = "failed", one_line(error)
+        return found
+
+    def _shared(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.changed().items())
+
+    # ------------------------------------------------------------ after
+
+    def ended(self, folder: SweepFolder) -> Ended:
+        """How every member stands now, from its own directory; what failed before it had one, from the ledger."""
+        found = Ended(folder.path, {})
+        told = {str(e.get("run")): str(e["error"]) for e in folder.events() if e.get("error")}
+        for m in self.members:
+            state, manifest = state_of(m.path, self.made[m.hash], self.rule)
+            if state != "finished" and (text := manifest.get("error") or told.get(m.path.name)):
+                found.errors[m.name] = one_line(str(text))
+                state = "failed" if state in ("planned", "created") else state
+            found.states[m.name], found.runs[m.name] = state, m.path
+        return found
+
+    def changed(self) -> dict[str, str]:
+        """What the members share, of what differs from the default: {"train.max_steps": "20"}."""
+        return {o.key: o.value for o in self.space.fixed if o.key not in ("name", "paths.runs", "paths.cache")}
+
+
+def one_line(error: str) -> str:
+    """`error: …` and `hint: …` of a manifest, cut to what went wrong."""
+    first = error.strip().splitlines()[0] if error.strip() else ""
+    return first.removeprefix("error: ")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP as exceptions, so that the pool stops its children with checkpoints: exit 143, 129."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

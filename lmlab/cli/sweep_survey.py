@@ -1,0 +1,118 @@
+"""What a sweep costs, known before it starts: each arm's parameters, FLOPs, steps, memory and time.
+
+Runs in a process of the pool, so that the sweep's own never imports torch. The seconds of one arm are measured (unless
+a run of it was measured before) and scaled to the others by their FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmlab.cli.run_one import Share
+from lmlab.data.prepare import Prepared, cache_dir, prepare
+from lmlab.errors import LmlabError, raise_all
+from lmlab.sweep.members import Member, compose, named
+from lmlab.sweep.space import Space
+
+if TYPE_CHECKING:
+    from lmlab.cli.plan import Pace, Plan
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """Of one arm: steps is None while train.max_minutes waits for a measured rate; run_s: seconds of one run."""
+
+    parameters: int
+    flops_per_token: float
+    steps: int | None
+    tokens: int | None
+    epochs: float
+    needed_bytes: int
+    free_bytes: int
+    micro_rows: int
+    machine: str
+    kernels: dict[str, str]
+    run_s: float
+
+
+def survey(
+    space: Space, config_dir: str | None, share: Share, paces: Mapping[str, dict[str, float]]
+) -> dict[str, ArmPlan]:
+    """By arm. `paces`: what runs of an arm measured before, by arm. Raises LmlabError naming members that can't run."""
+    from lmlab.cli import plan as planning
+
+    members, _ = compose(space, config_dir=config_dir)
+    data: dict[str, Prepared] = {}
+    plans: dict[str, Plan] = {}
+    wrong: list[tuple[str, LmlabError]] = []
+    for member in first_of_each_arm(members):
+        try:
+            plans[member.arm] = planning.make(member.loaded.experiment, prepared_for(member, data), share=share)
+        except LmlabError as error:
+            wrong.append((member.label, error))
+    raise_all(named(wrong, total=len(wrong) + len(plans)))
+    known = {arm: planning.Pace(**pace) for arm, pace in paces.items() if arm in plans}
+    if not known:
+        arm = members[0].arm
+        known[arm] = _measured(plans[arm])
+    return {arm: _told(plan, _pace(arm, plan, plans, known)) for arm, plan in plans.items()}
+
+
+def first_of_each_arm(members: Sequence[Member]) -> list[Member]:
+    found: dict[str, Member] = {}
+    for member in members:
+        found.setdefault(member.arm, member)
+    return list(found.values())
+
+
+def prepared_for(member: Member, known: dict[str, Prepared], progress: Any = None) -> Prepared:
+    """The data of a member, prepared once per corpus and tokenizer."""
+    exp = member.loaded.experiment
+    key = repr((exp.data, exp.tokenizer, exp.paths.cache))
+    if key not in known:
+        known[key] = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+    return known[key]
+
+
+def _measured(plan: Plan) -> Pace:
+    from lmlab.cli import plan as planning
+    from lmlab.cli.training import build_trainer
+
+    return planning.measure(plan, build_trainer(plan))
+
+
+def _pace(arm: str, plan: Plan, plans: Mapping[str, Plan], known: Mapping[str, Pace]) -> Pace:
+    """The arm's own, or another's scaled by the FLOPs of a token and the tokens of a step."""
+    from lmlab.cli.plan import Pace
+
+    if arm in known:
+        return known[arm]
+    other, pace = next(iter(known.items()))
+    each = plan.flops_per_token / plans[other].flops_per_token
+    batch = plan.exp.train.batch_tokens / plans[other].exp.train.batch_tokens
+    return Pace(pace.step_s * each * batch, pace.eval_token_s * each, pace.sample_s)
+
+
+def _told(plan: Plan, pace: Pace) -> ArmPlan:
+    from lmlab.cli import plan as planning
+
+    train = plan.exp.train
+    steps = plan.steps
+    if train.max_minutes is not None:
+        steps = planning.bounded_by_minutes(plan, pace)
+    assert steps is not None
+    return ArmPlan(
+        parameters=plan.n_parameters,
+        flops_per_token=plan.flops_per_token,
+        steps=plan.steps,
+        tokens=None if plan.steps is None else plan.steps * train.batch_tokens,
+        epochs=steps * train.batch_tokens / plan.prepared.train.n_tokens,
+        needed_bytes=plan.memory.needed_bytes,
+        free_bytes=plan.memory.free_bytes,
+        micro_rows=plan.memory.micro_rows,
+        machine=plan.machine(),
+        kernels=plan.kernels(),
+        run_s=planning.run_s(plan, pace, steps),
+    )

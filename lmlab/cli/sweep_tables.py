@@ -1,0 +1,86 @@
+"""A sweep in tables: what it will do, and how it ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lmlab.cli.progress import count, duration, say
+from lmlab.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from lmlab.cli.sweep_run import Ended, Sweep
+    from lmlab.cli.sweep_survey import ArmPlan
+
+MISSING = "–"
+HEAD = ("arm", "seeds", "state", "parameters", "FLOP/token", "steps", "tokens", "memory", "time a run")
+
+
+def plan_table(made: Sweep, *, to_stdout: bool) -> None:
+    """One row per arm, and one line that sums up. On stdout when the plan is all that was asked for."""
+    screen, folder = made.screen, made.folder()
+    states = {h: state for h, (state, _) in made.states().items()}
+    open_ = [m for m in made.members if states[m.hash] not in ("finished", "diverged", "failed")]
+    screen.block(str(folder.path), [(k, v) for k, v in _facts(made) if v])
+    rows = [_row(made, arm, plan, states) for arm, plan in made.plans.items()]
+    print_table(HEAD, rows, console=None if to_stdout else screen.console)
+    seconds = sum(made.plans[m.arm].run_s for m in open_) / len(made.asked.slots)
+    side = f", {len(made.asked.slots)} side by side" if len(made.asked.slots) > 1 else ""
+    total = f"{len(made.members)} runs, {len(open_)} to train{side}: about {duration(seconds)}"
+    say(total) if to_stdout else screen.note(total)
+
+
+def _facts(made: Sweep) -> list[tuple[str, str]]:
+    shared = " ".join(f"{key}={value}" for key, value in made.changed().items())
+    arms = {m.arm: m.label for m in made.members}
+    machines = sorted({plan.machine for plan in made.plans.values()})
+    return [("all have", shared), ("baseline", arms[made.baseline()]), ("machine", ", ".join(machines))]
+
+
+def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[str, ...]:
+    from lmlab.runs.machine import gib
+
+    mine = [m for m in made.members if m.arm == arm]
+    counted = [states[m.hash] for m in mine]
+    reference = made.plans[made.baseline()]
+    return (
+        mine[0].label or "(all the same)",
+        ",".join(str(m.seed) for m in mine),
+        " ".join(f"{counted.count(s)} {s}" for s in dict.fromkeys(counted)),
+        count(plan.parameters) + _versus(plan.parameters, reference.parameters),
+        count(plan.flops_per_token) + _versus(plan.flops_per_token, reference.flops_per_token),
+        MISSING if plan.steps is None else f"{plan.steps:,}",
+        MISSING if plan.tokens is None else count(plan.tokens),
+        f"{gib(plan.needed_bytes)} of {gib(plan.free_bytes)}",
+        duration(plan.run_s),
+    )
+
+
+def _versus(value: float, reference: float) -> str:
+    """` (+3.1 %)` against the baseline; nothing when equal."""
+    return "" if value == reference else f" ({value / reference - 1:+.1%})"
+
+
+def as_dict(ended: Ended) -> dict[str, Any]:
+    """What `--json` prints."""
+    members = [
+        {"member": name, "state": state, "run": str(ended.runs.get(name, "")), "error": ended.errors.get(name)}
+        for name, state in ended.states.items()
+    ]
+    return {"sweep": str(ended.folder), "members": members}
+
+
+def closing(made: Sweep, ended: Ended) -> None:
+    """How many ended how, the table of failures, and what to type next."""
+    counts = list(ended.states.values())
+    say(f"{ended.folder}: " + ", ".join(f"{counts.count(s)} {s}" for s in dict.fromkeys(counts)))
+    bad = [(name, state) for name, state in ended.states.items() if state != "finished"]
+    if bad:
+        rows = [
+            (name, state, ended.errors.get(name, MISSING), str(ended.runs[name] / "log.txt")) for name, state in bad
+        ]
+        print_table(("not finished", "state", "why", "its log"), rows)
+    failed = any(state == "failed" for _, state in bad)
+    made.screen.note(
+        f"next: lmlab report {ended.folder.name}"
+        + (" · lmlab sweep … --retry-failed goes on with those" if failed else "")
+    )

@@ -1,0 +1,116 @@
+"""`lmlab runs upload`: bring runs on W&B up to what their metrics.jsonl holds. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lmlab.runs.rundir import RunDir
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout")]
+Words = Annotated[
+    Optional[list[str]],
+    typer.Argument(metavar="[RUN|SWEEP …] [paths.runs=FOLDER]", help="path, name or hash; none: every mirrored run"),
+]
+KEY = "paths.runs="
+PLAN = "sweep.json"
+
+
+class Wanted(NamedTuple):
+    """A run to upload, and the group and tags that its sweep gives it."""
+
+    run: RunDir
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+def upload(words: Words = None, as_json: Json = False) -> None:
+    """Send runs to Weights & Biases, as group when they are a sweep's. What it has already is not sent again."""
+    from dataclasses import asdict
+
+    from lmlab.cli.progress import say
+    from lmlab.errors import LmlabError, raise_all
+    from lmlab.opened import runs_root
+    from lmlab.runs.files import to_json
+    from lmlab.runs.wandb_upload import ready
+    from lmlab.runs.wandb_upload import upload as upload_run
+
+    root = runs_root(words or [])
+    runs = wanted([word for word in words or [] if not word.startswith(KEY)], root)
+    if not runs:
+        return _note(f"no run in {root} was mirrored to W&B: name the runs to upload")
+    wandb = ready()
+    done, errors = [], []
+    for run, group, tags in runs:
+        try:
+            done.append(upload_run(run, wandb, group=group, tags=tags))
+        except LmlabError as error:
+            errors.append(error)
+            continue
+        if not as_json:
+            say(_line(done[-1].run, done[-1].rows, done[-1].url))
+    if as_json:
+        say(to_json([asdict(one) for one in done]))
+    raise_all(errors)
+
+
+def _line(name: str, rows: int, url: str | None) -> str:
+    what = f"{rows} row{'s' if rows != 1 else ''} sent" if rows else "nothing to send"
+    return "  ".join(filter(None, (name, what, url)))
+
+
+def _note(text: str) -> None:
+    from lmlab.cli.progress import Screen
+
+    Screen().note(text)
+
+
+def wanted(refs: Sequence[str], root: Path) -> list[Wanted]:
+    """The runs that `refs` name, each once; without refs every run that was mirrored, those set aside left out."""
+    from lmlab.runs.find import find, list_runs
+    from lmlab.runs.wandb_upload import was_mirrored
+
+    if not refs:
+        return [Wanted(run) for run in list_runs(root, set_aside=False) if was_mirrored(run)]
+    found: dict[str, Wanted] = {}
+    for ref in refs:
+        folder = sweep_folder(ref, root)
+        for one in members(folder, root) if folder else [Wanted(find(ref, root))]:
+            found.setdefault(str(one.run.path.absolute()), one)
+    return list(found.values())
+
+
+def sweep_folder(ref: str, root: Path) -> Path | None:
+    """The sweep's directory when `ref` is its path or its name."""
+    from pathlib import Path
+
+    places = (Path(ref), root / "sweeps" / ref)
+    return next((place for place in places if (place / PLAN).is_file()), None)
+
+
+def members(folder: Path, root: Path) -> Iterator[Wanted]:
+    """The runs of a sweep that exist; one renamed is found by its hash."""
+    import json
+
+    from lmlab.errors import RunError
+    from lmlab.runs.find import list_runs
+
+    try:
+        plan: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        labels = {arm: str(one["label"]).split() for arm, one in plan["arms"].items()}
+        listed = [(str(m["run"]), str(m["hash"]), tuple(labels[m["arm"]])) for m in plan["members"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{folder / PLAN} can't be read: {error}", "give the same `lmlab sweep` command again"
+        ) from error
+    runs = list_runs(root, set_aside=False)
+    by_name, by_hash = {run.name: run for run in runs}, {run.hash: run for run in runs if run.hash}
+    for name, hash8, tags in listed:
+        run = by_name.get(name) or by_hash.get(hash8)
+        if run is not None:
+            yield Wanted(run, str(plan.get("name") or folder.name), tags)

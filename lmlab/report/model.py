@@ -1,0 +1,135 @@
+"""What a report is made of: runs, arms (runs that differ only in their seeds), figures, curves. Plain values, no torch.
+
+`collect` fills Run, `arms` groups them, `confounds` and `curves` look at them; every output (terminal, Markdown, page,
+CSV, JSON, figures) is written from the one Report and computes nothing of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BPB, LOSS, TRAIN_LOSS = "val/bits_per_byte", "val/loss", "train/loss"
+X_AXES = ("tokens", "flops", "elapsed_s")
+
+
+@dataclass
+class Run:
+    """One run as its files tell it, or one that a sweep planned and nobody began (path None, state "planned")."""
+
+    name: str
+    path: Path | None
+    state: str  # planned created running finished diverged failed stopped interrupted unreadable
+    config: dict[str, Any]  # identity keys only, flat, as users type them; without seeds
+    seeds: dict[str, int | None]  # all, init, data, dropout
+    manifest: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)  # the manifest's: figures of the end
+    rows: dict[str, np.ndarray] = field(default_factory=dict)  # a float column per metric, NaN where a row has none
+    problems: list[str] = field(default_factory=list)  # damaged or non-finite lines, unreadable files: named, counted
+    error: str | None = None  # why it failed, one line
+    plugins: dict[str, str] = field(default_factory=dict)  # file name → hash of the run's own plug-ins
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A mean over seeds. sd is the sample standard deviation, None below two values."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Arm minus baseline. sd: of the differences when `paired` (same seeds in both), None below two pairs. `why` says
+    why there is none (other validation text, nothing finished), and mean is then None."""
+
+    mean: float | None
+    sd: float | None = None
+    n: int = 0
+    paired: bool = False
+    why: str = ""
+
+
+@dataclass
+class Arm:
+    """Runs of one composition. `values`: of each axis that differs in the report; label: `norm=rmsnorm pos=rope`."""
+
+    label: str
+    values: dict[str, Any]
+    config: dict[str, Any]
+    runs: list[Run]
+    is_baseline: bool = False
+    stats: dict[str, Stat] = field(default_factory=dict)  # val/bits_per_byte, val/loss, test/…, tokens_per_s, …
+    delta: Delta | None = None  # of val/bits_per_byte; None for the baseline itself
+    facts: dict[str, Any] = field(default_factory=dict)  # parameters, flops_per_token, tokens, peak_memory_bytes, …
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many runs are in each state."""
+        counted: dict[str, int] = {}
+        for run in self.runs:
+            counted[run.state] = counted.get(run.state, 0) + 1
+        return counted
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one arm against one axis: the mean over seeds and the lowest and highest seed at each point."""
+
+    arm: int  # index into Report.arms
+    metric: str
+    x_name: str  # one of X_AXES
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    n: int  # seeds
+
+
+@dataclass(frozen=True)
+class Column:
+    """`key` names it in CSV and JSON, `title` elsewhere; `help` is one sentence."""
+
+    key: str
+    title: str
+    numeric: bool = False
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`text` is shown (– for missing), `value` is the number or word behind it: for sorting, CSV and JSON."""
+
+    text: str
+    value: float | int | str | None = None
+    mark: str = ""  # "", "baseline", "warn", "bad": how an output may colour it
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; `name` is `arms` or `runs`."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: list[list[Cell]]
+
+
+@dataclass
+class Report:
+    """Everything an output needs. `axes`: keys that differ between the arms, and only those."""
+
+    title: str
+    source: str  # the sweep or folder it was made from
+    made: str  # when, UTC
+    axes: list[str]
+    arms: list[Arm]
+    baseline: int | None
+    tables: list[Table]  # arms, then runs
+    confounds: list[str]  # each one line
+    notes: list[str]  # damaged lines, runs left out, what ± means
+    curves: list[Curve]
+    common: dict[str, Any] = field(default_factory=dict)  # what all arms share, of what differs from the default
