@@ -69,6 +69,14 @@ def raise_all(errors: Sequence[LmlabError]) -> None:
         raise Errors(errors)
 
 
+def in_one_line(error: BaseException) -> str:
+    """What is wrong, without the hint: for tables and manifests."""
+    if isinstance(error, LmlabError):
+        return error.message
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like `word`, or None when nothing is close."""
     found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)

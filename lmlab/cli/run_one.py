@@ -17,7 +17,7 @@ from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir, prepare
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed, in_one_line
 from lmlab.runs.find import run_directory
 from lmlab.runs.rundir import RunDir
 
@@ -98,7 +98,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
                 run.update_manifest(state="stopped")
             elif not (isinstance(told, LmlabError) and told.exit_code == EXIT_USAGE):
                 run.append_log(traceback.format_exc())
-                run.update_manifest(state="failed", error=str(told) or type(told).__name__)
+                run.update_manifest(state="failed", error=in_one_line(told))
             raise told from error
 
 

@@ -15,10 +15,10 @@ from lmlab.cli.progress import Screen
 from lmlab.cli.run_one import Flags, Share
 from lmlab.cli.sweep_screen import SweepScreen
 from lmlab.cli.sweep_survey import ArmPlan, prepared_for, survey
-from lmlab.cli.sweep_task import WORST, SweepTask, error_line
+from lmlab.cli.sweep_task import WORST, SweepTask
 from lmlab.config import parse
 from lmlab.config.identity import code_hash
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainingFailed, listed
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainingFailed, in_one_line, listed
 from lmlab.runs.layout import now
 from lmlab.runs.machine import free_host_bytes
 from lmlab.sweep import launch, pool
@@ -130,7 +130,7 @@ class Sweep:
 
     def expected_s(self) -> dict[str, float]:
         """Seconds each member will take, by name."""
-        return {m.name: self.plans[m.arm].run_s for m in self.members}
+        return {m.name: s for m in self.members if (s := self.plans[m.arm].run_s) is not None}
 
     # ------------------------------------------------------------ running
 
@@ -195,10 +195,13 @@ class Sweep:
             try:
                 launch.launch(self.space, words, self.task(folder), folder.path.absolute(), self.asked.config_dir)
             except Exception as error:
-                self.screen.warn(f"the launcher stopped: {error_line(error)}")
+                self.screen.warn(f"the launcher stopped: {in_one_line(error)}")
                 moved = [m for m in todo if self.states()[m.hash][0] != before[m.hash][0]]
                 if not moved:
-                    raise TrainingFailed(f"the launcher fails before any run begins: {error_line(error)}") from error
+                    raise TrainingFailed(
+                        f"the launcher fails before any run begins: {in_one_line(error)}",
+                        "see its documentation, or leave hydra/launcher= out: --workers N runs side by side here",
+                    ) from error
 
     def run_by_sweeper(self) -> Ended:
         """Hydra's sweeper chooses the members; each is listed as it comes. Raises LmlabError when it can't start."""
@@ -248,10 +251,10 @@ class Sweep:
             state, manifest = state_of(path)
             name = listed_.get(run, run)
             if state != "finished" and (text := manifest.get("error") or told.get(run)):
-                found.errors[name] = one_line(str(text))
+                found.errors[name] = str(text)
             found.states[name], found.runs[name] = state, path
         for number, error in enumerate(str(e["error"]) for e in events if e.get("error") and not e.get("run")):
-            found.states[f"refused {number}"], found.errors[f"refused {number}"] = "failed", one_line(error)
+            found.states[f"refused {number}"], found.errors[f"refused {number}"] = "failed", error
         return found
 
     def _shared(self) -> str:
@@ -266,7 +269,7 @@ class Sweep:
         for m in self.members:
             state, manifest = state_of(m.path, self.made[m.hash], self.rule)
             if state != "finished" and (text := manifest.get("error") or told.get(m.path.name)):
-                found.errors[m.name] = one_line(str(text))
+                found.errors[m.name] = str(text)
                 state = "failed" if state in ("planned", "created") else state
             found.states[m.name], found.runs[m.name] = state, m.path
         return found
@@ -274,12 +277,6 @@ class Sweep:
     def changed(self) -> dict[str, str]:
         """What the members share, of what differs from the default: {"train.max_steps": "20"}."""
         return {o.key: o.value for o in self.space.fixed if o.key not in ("name", "paths.runs", "paths.cache")}
-
-
-def one_line(error: str) -> str:
-    """`error: …` and `hint: …` of a manifest, cut to what went wrong."""
-    first = error.strip().splitlines()[0] if error.strip() else ""
-    return first.removeprefix("error: ")
 
 
 @contextmanager

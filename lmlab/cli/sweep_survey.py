@@ -19,10 +19,13 @@ from lmlab.sweep.space import Space
 if TYPE_CHECKING:
     from lmlab.cli.plan import Pace, Plan
 
+TRIED = 3  # arms, for one whose speed can be measured
+
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """Of one arm: steps is None while train.max_minutes waits for a measured rate; run_s: seconds of one run."""
+    """Of one arm: steps is None while train.max_minutes waits for a measured rate; run_s: seconds of one run, None when
+    nothing could be measured."""
 
     parameters: int
     flops_per_token: float
@@ -34,7 +37,7 @@ class ArmPlan:
     micro_rows: int
     machine: str
     kernels: dict[str, str]
-    run_s: float
+    run_s: float | None
 
 
 def survey(
@@ -54,9 +57,10 @@ def survey(
             wrong.append((member.label, error))
     raise_all(named(wrong, total=len(wrong) + len(plans)))
     known = {arm: planning.Pace(**pace) for arm, pace in paces.items() if arm in plans}
-    if not known:
-        arm = members[0].arm
-        known[arm] = _measured(plans[arm])
+    for arm in list(plans)[: 0 if known else TRIED]:
+        if pace := _measured(plans[arm]):
+            known[arm] = pace
+            break
     return {arm: _told(plan, _pace(arm, plan, plans, known)) for arm, plan in plans.items()}
 
 
@@ -76,43 +80,46 @@ def prepared_for(member: Member, known: dict[str, Prepared], progress: Any = Non
     return known[key]
 
 
-def _measured(plan: Plan) -> Pace:
+def _measured(plan: Plan) -> Pace | None:
+    """None for an arm that fails: that is told when its run does, and must not stop the others."""
     from lmlab.cli import plan as planning
     from lmlab.cli.training import build_trainer
 
-    return planning.measure(plan, build_trainer(plan))
+    try:
+        return planning.measure(plan, build_trainer(plan))
+    except Exception:
+        return None
 
 
-def _pace(arm: str, plan: Plan, plans: Mapping[str, Plan], known: Mapping[str, Pace]) -> Pace:
+def _pace(arm: str, plan: Plan, plans: Mapping[str, Plan], known: Mapping[str, Pace]) -> Pace | None:
     """The arm's own, or another's scaled by the FLOPs of a token and the tokens of a step."""
     from lmlab.cli.plan import Pace
 
-    if arm in known:
-        return known[arm]
+    if arm in known or not known:
+        return known.get(arm)
     other, pace = next(iter(known.items()))
     each = plan.flops_per_token / plans[other].flops_per_token
     batch = plan.exp.train.batch_tokens / plans[other].exp.train.batch_tokens
     return Pace(pace.step_s * each * batch, pace.eval_token_s * each, pace.sample_s)
 
 
-def _told(plan: Plan, pace: Pace) -> ArmPlan:
+def _told(plan: Plan, pace: Pace | None) -> ArmPlan:
     from lmlab.cli import plan as planning
 
     train = plan.exp.train
     steps = plan.steps
-    if train.max_minutes is not None:
+    if train.max_minutes is not None and pace is not None:
         steps = planning.bounded_by_minutes(plan, pace)
-    assert steps is not None
     return ArmPlan(
         parameters=plan.n_parameters,
         flops_per_token=plan.flops_per_token,
         steps=plan.steps,
         tokens=None if plan.steps is None else plan.steps * train.batch_tokens,
-        epochs=steps * train.batch_tokens / plan.prepared.train.n_tokens,
+        epochs=(steps or 0) * train.batch_tokens / plan.prepared.train.n_tokens,
         needed_bytes=plan.memory.needed_bytes,
         free_bytes=plan.memory.free_bytes,
         micro_rows=plan.memory.micro_rows,
         machine=plan.machine(),
         kernels=plan.kernels(),
-        run_s=planning.run_s(plan, pace, steps),
+        run_s=None if pace is None or steps is None else planning.run_s(plan, pace, steps),
     )

@@ -23,9 +23,11 @@ def plan_table(made: Sweep, *, to_stdout: bool) -> None:
     screen.block(str(folder.path), [(k, v) for k, v in _facts(made) if v])
     rows = [_row(made, arm, plan, states) for arm, plan in made.plans.items()]
     print_table(HEAD, rows, console=None if to_stdout else screen.console)
-    seconds = sum(made.plans[m.arm].run_s for m in open_) / len(made.asked.slots)
+    expected = made.expected_s()
+    seconds = sum(expected.get(m.name, 0.0) for m in open_) / len(made.asked.slots)
     side = f", {len(made.asked.slots)} side by side" if len(made.asked.slots) > 1 else ""
-    total = f"{len(made.members)} runs, {len(open_)} to train{side}: about {duration(seconds)}"
+    about = f": about {duration(seconds)}" if expected or not open_ else ", in a time that could not be measured"
+    total = f"{len(made.members)} runs, {len(open_)} to train{side}{about}"
     say(total) if to_stdout else screen.note(total)
 
 
@@ -51,7 +53,7 @@ def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[
         MISSING if plan.steps is None else f"{plan.steps:,}",
         MISSING if plan.tokens is None else count(plan.tokens),
         f"{gib(plan.needed_bytes)} of {gib(plan.free_bytes)}",
-        duration(plan.run_s),
+        MISSING if plan.run_s is None else duration(plan.run_s),
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.run_one import Flags, Result, Share, run_one
 from lmlab.config.load import Loaded, load, value_errors
-from lmlab.errors import EXIT_FAILED, ConfigError, LmlabError
+from lmlab.errors import EXIT_FAILED, ConfigError, LmlabError, in_one_line
 from lmlab.runs.claim import InUse
 from lmlab.sweep.folder import SweepFolder
 from lmlab.sweep.ledger import Rule, state_of
@@ -65,8 +65,8 @@ class SweepTask:
         try:
             loaded = self._loaded(config)
         except Exception as error:
-            SweepFolder(self.folder).log("failed", "", error=error_line(error))
-            Screen().warn(error_line(error))
+            SweepFolder(self.folder).log("failed", "", error=in_one_line(error))
+            Screen().warn(in_one_line(error))
             return WORST
         screen = Screen()
         outcome = self.train(loaded, self.flags, screen)
@@ -93,7 +93,7 @@ class SweepTask:
         except LmlabError as error:
             return self._failed(one, error.message)
         except Exception as error:
-            return self._failed(one, error_line(error), traceback.format_exc())
+            return self._failed(one, in_one_line(error), traceback.format_exc())
         return self._ended(one, result)
 
     def label(self, loaded: Loaded) -> str:
@@ -148,11 +148,3 @@ class SweepTask:
         import multiprocessing
 
         return multiprocessing.parent_process() is not None
-
-
-def error_line(error: BaseException) -> str:
-    """One line about an error, ours or any."""
-    if isinstance(error, LmlabError):
-        return error.message
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

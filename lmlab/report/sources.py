@@ -209,7 +209,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def _member(entry: dict[str, Any]) -> Member:
-    seed = entry.get("seed")
+    seed = entry["seed"] if type(entry.get("seed")) is int else None
     words = [str(word) for word in entry.get("overrides") or []]
     return Member(str(entry["run"]), str(entry.get("hash") or ""), str(entry["arm"]), seed, words)
 

@@ -77,6 +77,19 @@ def test_line_numbers_count_damaged_lines_too(tmp_path: Path) -> None:
     assert problems[1].endswith(": 3 (train/loss)")
 
 
+def test_a_long_file_is_read_whole_around_its_damage(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": i, "train/loss": i / 2}) for i in range(1, 50_001)]
+    lines[30_000] = "nonsense"
+    lines[40_000] = '{"step": 40001, "train/loss": NaN}'
+    found, problems = columns(tmp_path, "\n".join(lines) + "\n")
+    assert found["step"] == [i for i in range(1, 50_001) if i != 30_001]
+    assert found["train/loss"][-1] == 25_000
+    assert problems == [
+        "metrics.jsonl has 1 damaged line: 30001",
+        "metrics.jsonl has 1 line with a value that is no finite number: 40001 (train/loss)",
+    ]
+
+
 def test_an_absent_file_has_no_rows_and_no_problem(tmp_path: Path) -> None:
     assert read_columns(tmp_path / "metrics.jsonl") == ({}, [])
 
@@ -109,6 +122,13 @@ def test_a_damaged_manifest_leaves_the_run_unreadable_but_in_its_arm(tmp_path: P
     assert found.state == "unreadable"
     assert found.config["norm"] == "rmsnorm"
     assert "manifest.json can't be read" in found.problems[0]
+
+
+def test_sections_of_a_manifest_that_are_no_objects_are_named_and_left_out(tmp_path: Path) -> None:
+    data = {"splits": {"val": 3}, "tokenizer": "bpe"}
+    found = read_run(made.run(tmp_path, "a-00000001", resolved=[1], data=data, kernels=None), made.outside)
+    assert found.problems == ["manifest.json: no object in resolved, data.tokenizer, data.splits.val"]
+    assert found.result["val/bits_per_byte"] == 2.0
 
 
 def test_a_half_written_run_is_created(tmp_path: Path) -> None:
