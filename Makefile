@@ -18,9 +18,12 @@ help: ## list the targets
 # With PYTHON=… the caller brings an interpreter that has everything; then nothing is installed.
 setup: $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready) ## make .venv with pinned versions (about 2 minutes)
 
-demo: setup ## a shortened default run on the embedded corpus, with its result (about 2 minutes after set-up)
-	$(PYTHON) -m lmlab train name=demo train.max_steps=100
-	@echo "next:  .venv/bin/lmlab options  ·  .venv/bin/lmlab train attn=gqa  ·  .venv/bin/lmlab runs ls"
+demo: setup ## norm × position on the embedded corpus, two seeds each, and their report (about 5 minutes after set-up)
+	$(PYTHON) -m lmlab sweep experiment=first_look
+	$(PYTHON) -m lmlab report
+	@echo "next:  .venv/bin/lmlab sweep experiment=first_look --seeds 4  (two more seeds, the others are kept)"
+	@echo "       .venv/bin/lmlab sweep norm=rmsnorm,layernorm attn=mha,gqa --dry-run"
+	@echo "       .venv/bin/lmlab train norm=rmsnorm pos=rope attn=gqa"
 
 test: setup ## the whole suite (under 6 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 tests
