@@ -33,7 +33,7 @@ def source(name: str) -> Path:
 def command(name: str) -> Command:
     """What a command's file registers."""
     tree = ast.parse(source(name).read_text(encoding="utf-8"))
-    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+    functions = _functions(tree)
     named = {
         a.targets[0].id: a.value for a in tree.body if isinstance(a, ast.Assign) and isinstance(a.targets[0], ast.Name)
     }
@@ -42,6 +42,16 @@ def command(name: str) -> Command:
     }
     nested = any(isinstance(n, ast.Attribute) and n.attr == "add_typer" for n in ast.walk(tree))
     return Command(EVERYWHERE, found) if nested else found.get(name, Command())
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Those of the file, and those it imports from another file of this folder."""
+    found = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lmlab.cli."):
+            other = ast.parse(source(str(node.module).rpartition(".")[2]).read_text(encoding="utf-8"))
+            found = {f.name: f for f in ast.walk(other) if isinstance(f, ast.FunctionDef)} | found
+    return found
 
 
 def _registered(tree: ast.AST) -> Iterator[tuple[str, str]]:

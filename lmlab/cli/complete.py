@@ -91,6 +91,8 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
         return (*GROUPS, "preset", "train", "seed", "wandb", "paths", "compile", "device", "name", "plugins")
     runs = _runs(rest) if name in ("eval", "report", "verify", "runs") and "=" not in current else []
     runs += _sweeps(rest) if name == "report" and "=" not in current else []
+    if name == "sweep":
+        return [*_of_sweeps(), *Line(rest, current).overrides()]
     if name in OVERRIDES or (name == "data" and rest[:1] == ["prepare"]):
         return [*runs, *Line(rest, current).overrides()]
     return runs
@@ -104,6 +106,13 @@ def _runs(rest: Sequence[str]) -> list[str]:
 def _sweeps(rest: Sequence[str]) -> list[str]:
     """Names of sweep directories."""
     return [p.parent.name for p in _root(rest).glob("sweeps/*/sweep.json")]
+
+
+def _of_sweeps() -> list[str]:
+    """Words that only a sweep takes."""
+    found = [f"experiment={p.parent.name}" for p in Path("experiments").glob("*/sweep.yaml")]
+    found += [f"hydra/launcher={name}" for name in ("local", "basic", "joblib", "submitit_local")]
+    return [*found, "hydra/sweeper=optuna"]
 
 
 def _root(rest: Sequence[str]) -> Path:

@@ -71,10 +71,25 @@ def as_dict(ended: Ended) -> dict[str, Any]:
     return {"sweep": str(ended.folder), "members": members}
 
 
+def _arms(ended: Ended) -> None:
+    """The table of arms, as the report shows it. Of the whole sweep, also what earlier calls trained."""
+    from rich.console import Console
+
+    from lmlab.config.identity import outside_identity
+    from lmlab.report.build import build
+    from lmlab.report.sources import opened
+    from lmlab.report.terminal import show_arms
+
+    with opened([str(ended.folder)], ended.folder.parents[1]) as selection:
+        show_arms(build(selection, outside_identity), Console(highlight=False))
+
+
 def closing(made: Sweep, ended: Ended) -> None:
     """How many ended how, the table of failures, and what to type next."""
     counts = list(ended.states.values())
     say(f"{ended.folder}: " + ", ".join(f"{counts.count(s)} {s}" for s in dict.fromkeys(counts)))
+    if "finished" in counts:
+        _arms(ended)
     bad = [(name, state) for name, state in ended.states.items() if state != "finished"]
     if bad:
         rows = [

@@ -94,6 +94,10 @@ def _one(word: str) -> Override:
         raise ConfigError(f"`{word}`: keys are set, not added or removed with {key[0]}", hint)
     if not equals:
         raise ConfigError(f"`{word}` is not key=value", word_hint(word))
+    if key in ("hydra/launcher", "hydra/sweeper") or key.startswith(("hydra.launcher.", "hydra.sweeper.")):
+        raise ConfigError(f"`{key}` is not a key of an experiment", f"`lmlab sweep {word}` takes it")
+    if key == "experiment":
+        raise ConfigError("`experiment` is not a key of an experiment", f"`lmlab sweep {word}` reads it from its file")
     if "@" in key or "/" in key:
         raise ConfigError(
             f"`{key}`: a part can't be put elsewhere", f"write {re.split('[@]', key)[0].strip('/')}={value}"

@@ -29,12 +29,12 @@ STYLES = {"bad": "red", "warn": "yellow", "baseline": "bold"}
 
 def show(report: Report, console: Console) -> None:
     """Print the report on `console` (stdout)."""
-    arms, runs = (next(table for table in report.tables if table.name == name) for name in ("arms", "runs"))
+    runs = _named(report, "runs")
     _line(console, Text(report.title, style="bold"))
     if report.common:
         _line(console, Text("all arms: " + " ".join(f"{k}={v}" for k, v in report.common.items()), style="dim"))
     _line(console, Text(""))
-    _table(console, arms, by_label(arms, report))
+    show_arms(report, console)
     troubled = _troubled(runs)
     if troubled.rows:
         _line(console, Text(""))
@@ -46,6 +46,16 @@ def show(report: Report, console: Console) -> None:
             _line(console, Text(""))
         for line in lines:
             _line(console, Text(mark, style=style) + Text(line))
+
+
+def show_arms(report: Report, console: Console) -> None:
+    """The table of arms alone."""
+    arms = _named(report, "arms")
+    _table(console, arms, by_label(arms, report))
+
+
+def _named(report: Report, name: str) -> Table:
+    return next(table for table in report.tables if table.name == name)
 
 
 def _line(console: Console, text: Text) -> None:

@@ -101,6 +101,20 @@ def test_runs_are_completed_by_name(tmp_path: Path) -> None:
     assert complete("lmlab train --resume g", cwd=tmp_path) == ["gqa-1234abcd"]
 
 
+def test_what_only_a_sweep_takes(tmp_path: Path) -> None:
+    (tmp_path / "experiments" / "first").mkdir(parents=True)
+    (tmp_path / "experiments" / "first" / "sweep.yaml").touch()
+    assert complete("lmlab sweep exp", cwd=tmp_path) == ["experiment=first"]
+    assert "hydra/launcher=joblib" in complete("lmlab sweep hydra/", cwd=tmp_path)
+    assert complete("lmlab sweep norm=rmsnorm,lay", cwd=tmp_path) == ["norm=rmsnorm,layernorm"]
+    assert complete("lmlab train exp", cwd=tmp_path) == []
+
+
+def test_a_command_whose_function_stands_in_another_file(tmp_path: Path) -> None:
+    assert complete("lmlab runs up", cwd=tmp_path) == ["upload"]
+    assert "--json" in complete("lmlab runs upload --", cwd=tmp_path)
+
+
 def test_a_broken_line_is_answered_with_nothing() -> None:
     for line in ("lmlab train foo.bar=", "lmlab train =", "lmlab train ..", "lmlab train '", 'lmlab train "norm='):
         complete(line)
