@@ -45,6 +45,7 @@ def sweep(
 ) -> None:
     """Train every combination of the values given. Finished runs are reused; the same line goes on after a stop."""
     from lmlab.cli.progress import Screen
+    from lmlab.cli.sweep_drawn import run_drawn
     from lmlab.cli.sweep_run import Asked, Sweep
     from lmlab.config.catalogue import user_conf
     from lmlab.sweep import launch, pool, slots
@@ -62,7 +63,7 @@ def sweep(
     made = Sweep(space, asked, Screen(), words)
     if space.chosen(SWEEPER) or launch.launcher(space) != launch.LOCAL:
         _refuse_slots(made, workers, gpus)
-    ended = made.run_by_sweeper() if space.chosen(SWEEPER) else _planned(made)
+    ended = run_drawn(made) if space.chosen(SWEEPER) else _planned(made)
     _say(made, ended, as_json)
     raise typer.Exit(ended.exit_code)
 
@@ -92,6 +93,9 @@ def _refuse_slots(made: Sweep, workers: int | None, gpus: str | None) -> None:
     if made.asked.seeds is not None and made.space.chosen(SWEEPER):
         hint = "write seed=0,1 for the sweeper to choose from, or leave the sweeper out"
         raise ConfigError(f"--seeds {made.asked.seeds} multiplies a grid; a sweeper chooses its own members", hint)
+    if made.asked.baseline is not None and made.space.chosen(SWEEPER):
+        problem = f"--baseline {made.asked.baseline} names an arm, and a sweeper chooses its arms while it runs"
+        raise ConfigError(problem, "compare afterwards: `lmlab report --baseline …`")
 
 
 def _say(made: Sweep, ended: Ended, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from lmlab.cli.progress import Screen
 from lmlab.cli.run_one import Flags, Share
 from lmlab.cli.sweep_screen import SweepScreen
 from lmlab.cli.sweep_survey import ArmPlan, prepared_for, survey
-from lmlab.cli.sweep_task import WORST, SweepTask
+from lmlab.cli.sweep_task import SweepTask
 from lmlab.config import parse
 from lmlab.config.identity import code_hash
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainingFailed, in_one_line, listed
@@ -26,8 +26,8 @@ from lmlab.sweep.folder import SweepFolder, sweep_name
 from lmlab.sweep.ledger import Made, Rule, is_open, state_of
 from lmlab.sweep.members import Member, compose
 from lmlab.sweep.pool import TRIES, Job, Outcome, Pool
-from lmlab.sweep.slots import Slot
-from lmlab.sweep.space import SEED, SWEEPER, Space
+from lmlab.sweep.slots import Slot, sees_gpu
+from lmlab.sweep.space import SEED, Space
 
 POLL_S = 1.0
 
@@ -76,26 +76,38 @@ class Sweep:
     plans: dict[str, ArmPlan] = field(default_factory=dict)
     rule: Rule = field(default_factory=Rule)
 
+    def __post_init__(self) -> None:
+        asked = self.asked
+        self.rule = Rule(now() if asked.force else None, asked.retry_failed, asked.reuse_stale)
+        first = asked.slots[0]
+        divided = first.share > 1 and first.gpu is None
+        self.share = Share(first.share, free_host_bytes() // first.share if divided else None)
+
     # ------------------------------------------------------------ before
 
     def plan(self) -> None:
         """Compose and check every member, prepare the data, survey every arm. Raises LmlabError; writes no run."""
         asked = self.asked
-        self.rule = Rule(now() if asked.force else None, asked.retry_failed, asked.reuse_stale)
         self.members, notes = compose(self.space, config_dir=asked.config_dir)
         for note in notes:
             self.screen.warn(note)
+        self._check_gpus()
         with self.screen.preparing() as progress:
             data: dict[str, Any] = {}
             prints = {m.hash: prepared_for(m, data, progress).fingerprint for m in self.members}
         self.made = {m.hash: Made(code_hash(m.loaded.used_plugins()), prints[m.hash]) for m in self.members}
         paces = {m.arm: pace for m in self.members if (pace := self._pace(m))}
-        self.plans = pool.call(survey, self.space, asked.config_dir, self.share(), paces, slot=asked.slots[0])
+        self.plans = pool.call(survey, self.space, asked.config_dir, self.share, paces, slot=asked.slots[0])
 
-    def share(self) -> Share:
-        """The memory of one slot."""
-        slot = self.asked.slots[0]
-        return Share(slot.share, free_host_bytes() // slot.share if slot.share > 1 and slot.gpu is None else None)
+    def _check_gpus(self) -> None:
+        """Raises ConfigError when `--gpus` names what torch does not see, or the members are not to use it."""
+        device = self.members[0].loaded.experiment.device
+        for slot in {s.gpu: s for s in self.asked.slots if s.gpu is not None}.values():
+            if device not in ("auto", "cuda"):
+                raise ConfigError(f"--gpus {slot.gpu} and device={device} contradict each other", "leave one out")
+            if not pool.call(sees_gpu, slot=slot):
+                problem = f"--gpus names {slot.gpu}, and torch sees no such GPU here"
+                raise ConfigError(problem, "`nvidia-smi -L` lists them; on CPU runs go side by side with --workers N")
 
     def _pace(self, member: Member) -> dict[str, float] | None:
         """What a run of this member measured on this machine, by this code."""
@@ -150,9 +162,15 @@ class Sweep:
         flags = Flags(force=asked.force, reuse_stale=asked.reuse_stale, tune_malloc=asked.tune_malloc)
         keys = [key for key in self.space.axes if key != SEED] + [w.partition("=")[0] for w in self.space.drawn]
         varied = tuple(dict.fromkeys([*keys, *(alias for alias, key in parse.ALIASES.items() if key in keys)]))
-        host_bytes = self.share().host_bytes
         return SweepTask(
-            folder.path.absolute(), flags, self.rule, sys.argv, varied, asked.config_dir, host_bytes=host_bytes, **more
+            folder.path.absolute(),
+            flags,
+            self.rule,
+            sys.argv,
+            varied,
+            asked.config_dir,
+            host_bytes=self.share.host_bytes,
+            **more,
         )
 
     def _run_local(self, folder: SweepFolder) -> None:
@@ -203,63 +221,6 @@ class Sweep:
                         "see its documentation, or leave hydra/launcher= out: --workers N runs side by side here",
                     ) from error
 
-    def run_by_sweeper(self) -> Ended:
-        """Hydra's sweeper chooses the members; each is listed as it comes. Raises LmlabError when it can't start."""
-        asked, space = self.asked, self.space
-        self.rule = Rule(now() if asked.force else None, asked.retry_failed, asked.reuse_stale)
-        first = Space(space.fixed, {key: values[:1] for key, values in space.axes.items()}, space.hydra)
-        self.members, _ = compose(first, config_dir=asked.config_dir)
-        exp = self.members[0].loaded.experiment
-        with self.screen.preparing() as progress:
-            prepared_for(self.members[0], {}, progress)
-        name = sweep_name(space, self.members, exp.name or asked.name)
-        folder = SweepFolder(Path(exp.paths.runs).expanduser() / "sweeps" / name)
-        self.screen.block(str(folder.path), [("sweeper", str(space.chosen(SWEEPER))), ("all have", self._shared())])
-        if asked.dry_run:
-            self.screen.note("its members are chosen while it runs (--dry-run)")
-            return Ended(folder.path, {}, planned=True)
-        folder.add([], command=sys.argv, words=self.words)
-        before = len(folder.events())
-        with stoppable():
-            launch.multirun(
-                space, self.task(folder, lists=True), folder.path.absolute(), self._batch(folder), asked.config_dir
-            )
-        return self._chosen(folder, before)
-
-    def _batch(self, folder: SweepFolder) -> launch.RunAll:
-        """One batch of a sweeper through the pool: the losses of its jobs, infinity for what did not finish."""
-
-        def run_all(batch: list[list[str]]) -> list[float]:
-            label = self.task(folder).label_of
-            jobs = [Job(words, label(words) or " ".join(words)) for words in batch]
-            screen = SweepScreen(self.screen, len(jobs), len(self.asked.slots), {})
-            with screen.showing():
-                Pool(self.task(folder, lists=True).work, self.asked.slots, screen).run(jobs)
-            return [j.outcome.loss if j.outcome and j.outcome.loss is not None else WORST for j in jobs]
-
-        return run_all
-
-    def _chosen(self, folder: SweepFolder, before: int) -> Ended:
-        """How the members that the sweeper chose in this call ended; those refused before they had a run, too."""
-        events = folder.events()[before:]
-        runs = dict.fromkeys(str(e.get("run")) for e in events if e.get("run"))
-        listed_ = {m["run"]: " ".join(m["overrides"]) for m in folder.plan()["members"]}
-        found = Ended(folder.path, {})
-        told = {str(e.get("run")): str(e["error"]) for e in events if e.get("error")}
-        for run in runs:
-            path = folder.path.parents[1] / run
-            state, manifest = state_of(path)
-            name = listed_.get(run, run)
-            if state != "finished" and (text := manifest.get("error") or told.get(run)):
-                found.errors[name] = str(text)
-            found.states[name], found.runs[name] = state, path
-        for number, error in enumerate(str(e["error"]) for e in events if e.get("error") and not e.get("run")):
-            found.states[f"refused {number}"], found.errors[f"refused {number}"] = "failed", error
-        return found
-
-    def _shared(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.changed().items())
-
     # ------------------------------------------------------------ after
 
     def ended(self, folder: SweepFolder) -> Ended:
@@ -274,9 +235,10 @@ class Sweep:
             found.states[m.name], found.runs[m.name] = state, m.path
         return found
 
-    def changed(self) -> dict[str, str]:
-        """What the members share, of what differs from the default: {"train.max_steps": "20"}."""
-        return {o.key: o.value for o in self.space.fixed if o.key not in ("name", "paths.runs", "paths.cache")}
+    def shared(self) -> str:
+        """What the members share, of what was typed: `model=nano train.max_steps=20`."""
+        own = ("name", "paths.runs", "paths.cache")
+        return " ".join(f"{o.key}={o.value}" for o in self.space.fixed if o.key not in own)
 
 
 @contextmanager

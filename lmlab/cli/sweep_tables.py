@@ -32,10 +32,9 @@ def plan_table(made: Sweep, *, to_stdout: bool) -> None:
 
 
 def _facts(made: Sweep) -> list[tuple[str, str]]:
-    shared = " ".join(f"{key}={value}" for key, value in made.changed().items())
     arms = {m.arm: m.label for m in made.members}
     machines = sorted({plan.machine for plan in made.plans.values()})
-    return [("all have", shared), ("baseline", arms[made.baseline()]), ("machine", ", ".join(machines))]
+    return [("all have", made.shared()), ("baseline", arms[made.baseline()]), ("machine", ", ".join(machines))]
 
 
 def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lmlab.report import palette
 from lmlab.report.curve_svg import AXES, METRICS, Frame, diverged, draw, frame, thinned
-from lmlab.report.model import Cell, Column, Curve, Report, Table
+from lmlab.report.model import BPB, Cell, Column, Curve, Report, Table
 from lmlab.report.palette import Stroke
 
 MISSING = "–"
@@ -225,6 +225,8 @@ def _figure(curves: Sequence[Curve], shown: Frame, looks: Sequence[Stroke]) -> s
     says = ["Lines: the mean over seeds."]
     if len(looks) <= palette.MANY and any(curve.n > 1 for curve in curves):
         says = ["Lines: the mean over seeds; bands: the lowest and the highest seed."]
+    if metric == BPB:
+        says.append("Curves look at the part of val that is evaluated while training; the table is of all of val.")
     if shown.cut:
         says.append(f"{_counted(shown.cut, 'arm')} {'ends' if shown.cut == 1 else 'end'} above the frame.")
     label = f"{metric_words[1]} against {axis_words[1]}, {_counted(len(curves), 'line')}"

@@ -81,38 +81,38 @@ class Pool:
     observer: Observer
     log_of: Callable[[Job], Path | None] = lambda job: None
     running: list[_Process] = field(default_factory=list)
+    waiting: list[Job] = field(default_factory=list)
 
     def run(self, jobs: Sequence[Job]) -> list[Job]:
         """All jobs to their end. KeyboardInterrupt and SystemExit stop the children first, with checkpoints."""
-        waiting = list(jobs)
+        self.waiting = list(jobs)
         try:
-            while waiting or self.running:
-                self._start(waiting)
+            while self.waiting or self.running:
+                self._start()
                 self._listen()
-                self.observer.tick([p.job for p in self.running], waiting)
+                self.observer.tick([p.job for p in self.running], self.waiting)
         except BaseException:
             self._stop()
             raise
         return list(jobs)
 
-    def _start(self, waiting: list[Job]) -> None:
+    def _start(self) -> None:
         """Give every free slot the first job that nobody else holds."""
-        for job in list(waiting):
+        for job in list(self.waiting):
             free = [s for s in self.slots if all(p.slot != s for p in self.running)]
             if not free:
                 return
             if job.path is not None and is_claimed(job.path):
                 continue
-            waiting.remove(job)
+            self.waiting.remove(job)
             job.outcome = self.observer.ended(job)
             if job.outcome is not None:
                 self.observer.done(job)
                 continue
-            self.running.append(self._launch(job, free[0], waiting))
+            self.running.append(self._launch(job, free[0]))
             self.observer.began(job, free[0])
 
-    def _launch(self, job: Job, slot: Slot, waiting: list[Job]) -> _Process:
-        self._waiting = waiting
+    def _launch(self, job: Job, slot: Slot) -> _Process:
         job.tries, job.started = job.tries + 1, time.monotonic()
         context = server()
         ours, theirs = context.Pipe(duplex=False)
@@ -147,7 +147,7 @@ class Pool:
             job.tries, job.started = job.tries - 1, 0.0
         again = job.outcome.state == "busy" or (job.outcome.state in ("killed", "stopped") and job.tries < TRIES)
         if again:
-            self._waiting.append(job)
+            self.waiting.append(job)
         self.observer.done(job, again=again)
 
     def _stop(self) -> None:
@@ -206,6 +206,9 @@ def call(function: Callable[..., Any], *args: Any, slot: Slot) -> Any:
     except EOFError:
         process.join()
         raise TrainingFailed(f"planning the sweep: {_how(process.exitcode)}", "try a smaller model=") from None
+    except BaseException:
+        process.kill()
+        raise
     process.join()
     if not good:
         raise value
@@ -213,6 +216,8 @@ def call(function: Callable[..., Any], *args: Any, slot: Slot) -> Any:
 
 
 def _answer(pipe: Connection, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.setpgrp()
+    _outlive_nobody()
     slot.enter()
     try:
         pipe.send((True, function(*args)))

@@ -34,6 +34,13 @@ class Slot:
             torch.set_num_threads(self.threads)
 
 
+def sees_gpu() -> bool:
+    """Whether the process of a slot sees a device that torch can use."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.device_count() == 1)
+
+
 def make(workers: int | None, gpus: str | None, runs_per_gpu: int | None) -> list[Slot]:
     """The slots that the flags ask for; one without flags. Raises ConfigError."""
     if gpus is None:

@@ -279,6 +279,8 @@ def test_hydras_basic_sweeper_gives_the_same_runs(sweep: Any, tmp_path: Path) ->
         (["norm=rmsnorm,layernorm", "hydra/launcher=joblib", "--workers", "2"], "--workers 2 is of lmlab's own"),
         (["lr=1e-3", "hydra/sweeper=optuna", "--seeds", "2"], "--seeds 2 multiplies a grid"),
         (["norm=rmsnorm,layernorm", "train.micro_batch=auto,8", "data.files=[nothing.txt]"], "nothing.txt"),
+        (["norm=rmsnorm,layernorm", "--gpus", "98,99"], "--gpus names 98, and torch sees no such GPU here"),
+        (["norm=rmsnorm,layernorm", "--gpus", "0", "device=cpu"], "--gpus 0 and device=cpu contradict each other"),
         (["experiment=none"], "there is no experiments/none/sweep.yaml"),
         (["norm=rmsnorm,layernorm", "--seeds", "0"], "invalid value for '--seeds'"),
     ],
