@@ -15,7 +15,7 @@ from lmlab.errors import Errors, LmlabError, RunError, TrainingFailed
 
 WRONG = {
     "trian": ("`trian` is not a command of lmlab", "did you mean `lmlab train`?"),
-    "zzz": ("`zzz` is not a command of lmlab", "commands: train, eval"),
+    "zzz": ("`zzz` is not a command of lmlab", "commands: train, sweep, eval"),
     "norm=rmsnorm": ("`norm=rmsnorm` is not a command of lmlab", "did you mean `lmlab train norm=rmsnorm`?"),
     "runs lss": ("`lss` is not a command of lmlab runs", "did you mean `lmlab runs ls`?"),
     "train --norm=rmsnorm": ("`--norm=rmsnorm` is not a flag", "write norm=rmsnorm, without dashes"),

@@ -73,7 +73,7 @@ def sync(server: Server, run: RunDir) -> str:
     """What W&B's own documentation tells its users to type."""
     line = [sys.executable, "-m", "wandb", "sync", *(str(path.parent) for path in offline_files(run.path))]
     environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_SILENT": "false"}
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60).stderr
+    return subprocess.run(line, env=environment, cwd=run.path, capture_output=True, text=True, timeout=60).stderr
 
 
 def the_run(server: Server) -> ServedRun:
