@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ from lmlab import __version__
 from lmlab.cli.commands import MODULES
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, LmlabError, nearest
 
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # stdout can't be written
 EXIT_PIPE = 141  # whoever read our output is gone, as after SIGPIPE
 # Set before torch starts its threads: how long a thread that waits for the others spins before it sleeps. When another
 # program takes a core, spinning keeps the thread that is waited for off the other one. Measured on 2 cores beside one
@@ -78,11 +80,18 @@ def run(words: Sequence[str]) -> int:
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed already
             return EXIT_USAGE
+        if _is_lost_output(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries once more at its end
         if debug:
             traceback.print_exc()
         told = explained(error, words)
         tell(told)
         return told.exit_code
+
+
+def _is_lost_output(error: Exception) -> bool:
+    """Whether what was printed could not be written. Those of files name the file, and are told where they occur."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in LOST
 
 
 def explained(error: Exception, words: Sequence[str]) -> LmlabError:
@@ -93,6 +102,9 @@ def explained(error: Exception, words: Sequence[str]) -> LmlabError:
         return _with_exit(LmlabError("stopped"), EXIT_SIGINT)
     if hasattr(error, "format_message"):
         return _usage(error, words)
+    if _is_lost_output(error):
+        message = f"can't write the output: {os.strerror(getattr(error, 'errno', 0))}"
+        return _with_exit(LmlabError(message, "see where stdout is sent"), EXIT_FAILED)
     text = str(error).strip().split("\n")[0]
     message = f"unexpected {type(error).__name__}" + (f": {text}" if text else "")
     return _with_exit(LmlabError(message, "this is a bug; the same command with --debug shows where"), EXIT_FAILED)

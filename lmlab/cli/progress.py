@@ -32,11 +32,18 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60:02d} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60:02d} min"
 
 
+class _Console(Console):
+    """Falls silent when its reader is gone (`| head`): what a run says is no reason to end it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Screen:
     """One run's output. `live` tells whether stderr is a terminal that can be redrawn."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or _Console(stderr=True, highlight=False)
         self.live = self.console.is_terminal
         self._bar: Progress | None = None
         self._task: TaskID | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -50,6 +50,7 @@ def report(
 ) -> None:
     """Compare runs: what differs between them and only that, figures over seeds, confounds, loss curves."""
     from lmlab.config.identity import outside_identity
+    from lmlab.errors import ConfigError
     from lmlab.report.build import build
     from lmlab.report.bundle import pack
     from lmlab.report.sources import opened
@@ -57,8 +58,10 @@ def report(
     kinds = wanted(formats, out, as_json)
     names, root = split(words or [])
     zip_path = bundle_path(bundle) if bundle is not None else None
+    if baseline is not None and not baseline.strip():
+        raise ConfigError("`--baseline` is empty", "give a run or words, as in --baseline norm=layernorm")
     with opened(names, root) as selection:
-        made = build(selection, outside_identity, baseline=baseline)
+        made = build(selection, outside_identity, baseline=baseline, hash_of=hash_of)
         to_stdout(made, kinds, out, as_json)
         files = set(kinds) - {"terminal"} and out != "-"
         written = write(made, kinds, place(out, root, slug(made.title, names))) if files else []
@@ -85,6 +88,8 @@ def wanted(formats: str | None, out: str | None, as_json: bool) -> list[str]:
         raise ConfigError("`--format` is empty", f"formats: {listed(FORMATS)}")
     if out != "-":
         return given or ([] if as_json else ["terminal", "html"])
+    if as_json and given in ([], ["json"]):
+        return []
     if as_json or len(given) != 1 or given[0] not in ONE_TEXT:
         said = "--json" if as_json else f"--format {','.join(given)}" if given else "no --format"
         raise ConfigError(
@@ -92,6 +97,17 @@ def wanted(formats: str | None, out: str | None, as_json: bool) -> list[str]:
             "for example --format md --out -; files go to a folder: --out DIR",
         )
     return given
+
+
+def hash_of(config: dict[str, Any]) -> str | None:
+    """The hash of a configuration as config.yaml holds it; None where it can't be told: plug-ins, another lmlab."""
+    from lmlab.config.identity import config_hash, from_dict
+    from lmlab.errors import LmlabError
+
+    try:
+        return config_hash(from_dict(config))
+    except (LmlabError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Path]:
@@ -189,11 +205,10 @@ def to_stdout(made: Report, kinds: Sequence[str], out: str | None, as_json: bool
         _, text = next(texts(made, ["json"] if as_json else kinds))
         say(text.rstrip("\n"))
     elif "terminal" in kinds:
-        from rich.console import Console
-
+        from lmlab.cli.tables import stdout
         from lmlab.report.terminal import show
 
-        show(made, Console(highlight=False))
+        show(made, stdout())
 
 
 def _note(text: str) -> None:

@@ -128,10 +128,12 @@ def refuse_stale(run: RunDir, loaded: Loaded, prepared: Prepared) -> None:
 def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> Result | None:
     """The result of a finished or diverged run that need not be trained again; None when there is something to do."""
     run = RunDir(path)
+    if flags.force:  # also a run whose files can't be read any more
+        return None
     manifest = run.manifest() if run.exists() else {}
     state = manifest.get("state")
     changed = changed_since(run, loaded, prepared)
-    if state not in ENDED or flags.force or (changed and not flags.reuse_stale):
+    if state not in ENDED or (changed and not flags.reuse_stale):
         return None
     note = f" (stale: made by other {' and '.join(changed)}, reused)" if changed else ""
     screen.note(f"{state}: {path}{note}; --force trains it again")
@@ -140,7 +142,7 @@ def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, 
 
 def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> None:
     """Make the claimed directory ready: set a forced or stale run aside, write what a fresh one starts with."""
-    what = " and ".join(changed_since(run, loaded, prepared))
+    what = "" if flags.force else " and ".join(changed_since(run, loaded, prepared))
     if flags.force and run.exists():
         screen.note(f"--force: the earlier run is kept as {run.set_aside().path}")
     elif what and flags.reuse_stale:

@@ -63,21 +63,22 @@ def sweep(
     made = Sweep(space, asked, Screen(), words)
     if space.chosen(SWEEPER) or launch.launcher(space) != launch.LOCAL:
         _refuse_slots(made, workers, gpus)
-    ended = run_drawn(made) if space.chosen(SWEEPER) else _planned(made)
+    ended = run_drawn(made) if space.chosen(SWEEPER) else _planned(made, as_json)
     _say(made, ended, as_json)
     raise typer.Exit(ended.exit_code)
 
 
-def _planned(made: Sweep) -> Ended:
+def _planned(made: Sweep, as_json: bool) -> Ended:
     """Plan, show the plan, and run it unless only the plan was asked for."""
     from lmlab.cli.sweep_run import Ended
     from lmlab.cli.sweep_tables import plan_table
 
     made.plan()
     made.baseline()  # one that is not there is refused before anything runs
-    plan_table(made, to_stdout=made.asked.dry_run)
+    plan_table(made, to_stdout=made.asked.dry_run and not as_json)
     if made.asked.dry_run:
-        return Ended(made.folder().path, {m.name: made.states()[m.hash][0] for m in made.members}, planned=True)
+        found, runs = made.states(), {m.name: m.path for m in made.members}
+        return Ended(made.folder().path, {m.name: found[m.hash][0] for m in made.members}, runs, planned=True)
     return made.run()
 
 
@@ -104,6 +105,6 @@ def _say(made: Sweep, ended: Ended, as_json: bool) -> None:
     from lmlab.runs.files import to_json
 
     if as_json:
-        say(to_json(as_dict(ended)))
+        say(to_json(as_dict(made, ended)))
     elif not ended.planned:
         closing(made, ended)

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from lmlab.cli.sweep_survey import ArmPlan, prepared_for, survey
 from lmlab.cli.sweep_task import SweepTask
 from lmlab.config import parse
 from lmlab.config.identity import code_hash
-from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainingFailed, in_one_line, listed
+from lmlab.config.load import hydra_words
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, LmlabError, TrainingFailed, in_one_line, listed
 from lmlab.runs.layout import now
 from lmlab.runs.machine import free_host_bytes
+from lmlab.runs.rundir import RunDir
 from lmlab.sweep import launch, pool
 from lmlab.sweep.folder import SweepFolder, sweep_name
 from lmlab.sweep.ledger import Made, Rule, is_open, state_of
 from lmlab.sweep.members import Member, compose
 from lmlab.sweep.pool import TRIES, Job, Outcome, Pool
 from lmlab.sweep.slots import Slot, sees_gpu
-from lmlab.sweep.space import SEED, Space
+from lmlab.sweep.space import Space, is_seed
 
 POLL_S = 1.0
 
@@ -95,9 +97,18 @@ class Sweep:
         with self.screen.preparing() as progress:
             data: dict[str, Any] = {}
             prints = {m.hash: prepared_for(m, data, progress).fingerprint for m in self.members}
-        self.made = {m.hash: Made(code_hash(m.loaded.used_plugins()), prints[m.hash]) for m in self.members}
+        codes = {key: code_hash(dict(key)) for key in {self._plugins(m) for m in self.members}}
+        self.made = {m.hash: Made(codes[self._plugins(m)], prints[m.hash]) for m in self.members}
         paces = {m.arm: pace for m in self.members if (pace := self._pace(m))}
-        self.plans = pool.call(survey, self.space, asked.config_dir, self.share, paces, slot=asked.slots[0])
+        known = (self.space, asked.config_dir, self.share, paces)
+        try:
+            self.plans = pool.call(survey, *known, slot=asked.slots[0])
+        except pool.Died:  # an arm that dies must not stop the others; its own run tells of it
+            self.plans = pool.call(survey, *known, False, slot=asked.slots[0])
+
+    @staticmethod
+    def _plugins(member: Member) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted(member.loaded.used_plugins().items()))
 
     def _check_gpus(self) -> None:
         """Raises ConfigError when `--gpus` names what torch does not see, or the members are not to use it."""
@@ -150,17 +161,23 @@ class Sweep:
         """Run what is open. Raises KeyboardInterrupt, and SystemExit for other stop signals, with checkpoints saved."""
         folder = self.folder()
         folder.add(self.members, command=sys.argv, words=self.words, baseline=self.baseline())
-        with stoppable():
-            if launch.launcher(self.space) == launch.LOCAL:
-                self._run_local(folder)
-            else:
-                self._run_by_launcher(folder)
+        try:
+            with stoppable():
+                if launch.launcher(self.space) == launch.LOCAL:
+                    self._run_local(folder)
+                else:
+                    self._run_by_launcher(folder)
+        except (KeyboardInterrupt, SystemExit):
+            counts = list(self.ended(folder).states.values())
+            said = ", ".join(f"{counts.count(s)} {s}" for s in dict.fromkeys(counts))
+            self.screen.note(f"stopped: {said}; the same line goes on")
+            raise
         return self.ended(folder)
 
     def task(self, folder: SweepFolder, **more: Any) -> SweepTask:
         asked = self.asked
         flags = Flags(force=asked.force, reuse_stale=asked.reuse_stale, tune_malloc=asked.tune_malloc)
-        keys = [key for key in self.space.axes if key != SEED] + [w.partition("=")[0] for w in self.space.drawn]
+        keys = [key for key in self.space.axes if not is_seed(key)] + [w.partition("=")[0] for w in self.space.drawn]
         varied = tuple(dict.fromkeys([*keys, *(alias for alias, key in parse.ALIASES.items() if key in keys)]))
         return SweepTask(
             folder.path.absolute(),
@@ -186,7 +203,17 @@ class Sweep:
             Pool(self.task(folder).work, self.asked.slots, screen, log_of).run(jobs)
         for job in jobs:
             if job.outcome is not None and job.outcome.state == "killed":
-                folder.log("killed", job.path.name if job.path else "", error=job.outcome.error)
+                self._bury(folder, by_name[job.name], f"{job.outcome.error}, {job.tries} times")
+
+    def _bury(self, folder: SweepFolder, member: Member, error: str) -> None:
+        """A member whose process died at every try has failed: told in its run, with what the process wrote last."""
+        folder.log("killed", member.path.name, error=error)
+        run, log = RunDir(member.path), folder.log_path(member.path.name)
+        with suppress(LmlabError), run.claim():
+            if run.exists():
+                run.append_log(log.read_text(errors="replace") if log.exists() else "")
+                run.append_log(error)
+                run.update_manifest(state="failed", error=error)
 
     def _ended_before(self, member: Member) -> Outcome | None:
         """How a member ended that is not to be trained (again); None for one that is open."""
@@ -199,6 +226,7 @@ class Sweep:
     def _run_by_launcher(self, folder: SweepFolder) -> None:
         """Rounds over what is open, until nothing is or nothing moves: a launcher may lose its workers half way."""
         tries: dict[str, int] = {}
+        known = len(folder.events())
         while True:
             before = self.states()
             todo = [m for m in self.members if is_open(*before[m.hash], self.rule) and tries.get(m.hash, 0) < TRIES]
@@ -209,13 +237,12 @@ class Sweep:
                 return
             for m in todo:
                 tries[m.hash] = tries.get(m.hash, 0) + 1
-            words = [[str(o) for o in parse.read(m.words)[0]] for m in todo]
+            words = [hydra_words(parse.read(m.words)[0]) for m in todo]
             try:
                 launch.launch(self.space, words, self.task(folder), folder.path.absolute(), self.asked.config_dir)
             except Exception as error:
                 self.screen.warn(f"the launcher stopped: {in_one_line(error)}")
-                moved = [m for m in todo if self.states()[m.hash][0] != before[m.hash][0]]
-                if not moved:
+                if not any(event["event"] == "began" for event in folder.events()[known:]):
                     raise TrainingFailed(
                         f"the launcher fails before any run begins: {in_one_line(error)}",
                         "see its documentation, or leave hydra/launcher= out: --workers N runs side by side here",
@@ -229,7 +256,10 @@ class Sweep:
         told = {str(e.get("run")): str(e["error"]) for e in folder.events() if e.get("error")}
         for m in self.members:
             state, manifest = state_of(m.path, self.made[m.hash], self.rule)
-            if state != "finished" and (text := manifest.get("error") or told.get(m.path.name)):
+            text = manifest.get("error") or told.get(m.path.name)
+            if state == "diverged":
+                text = f"the loss or the weights are not finite at step {(manifest.get('result') or {}).get('step')}"
+            if state != "finished" and text:
                 found.errors[m.name] = str(text)
                 state = "failed" if state in ("planned", "created") else state
             found.states[m.name], found.runs[m.name] = state, m.path

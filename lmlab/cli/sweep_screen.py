@@ -65,6 +65,7 @@ class SweepScreen:
     slots: int
     expected_s: dict[str, float]
     states: dict[str, str] = field(default_factory=dict)
+    waits: set[str] = field(default_factory=set)
     took_s: list[float] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     ended_before: Callable[[Job], Outcome | None] = lambda job: None
@@ -93,6 +94,14 @@ class SweepScreen:
         if not self.screen.live:
             again = f" (try {job.tries})" if job.tries > 1 else ""
             self.screen.note(f"began     {job.name}{again}")
+
+    def held(self, job: Job) -> None:
+        """Another process has the run: said once."""
+        from lmlab.runs.claim import holder
+
+        if job.path is not None and job.name not in self.waits:
+            self.waits.add(job.name)
+            self.screen.note(f"waits     {job.name}  held by {holder(job.path)}")
 
     def done(self, job: Job, *, again: bool = False) -> None:
         """One line per ended member; `busy` is no end."""

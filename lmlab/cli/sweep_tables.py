@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import count, duration, say
 from lmlab.cli.tables import print_table
+from lmlab.errors import listed
+from lmlab.sweep.ledger import is_open
 
 if TYPE_CHECKING:
     from lmlab.cli.sweep_run import Ended, Sweep
@@ -18,8 +21,9 @@ HEAD = ("arm", "seeds", "state", "parameters", "FLOP/token", "steps", "tokens", 
 def plan_table(made: Sweep, *, to_stdout: bool) -> None:
     """One row per arm, and one line that sums up. On stdout when the plan is all that was asked for."""
     screen, folder = made.screen, made.folder()
-    states = {h: state for h, (state, _) in made.states().items()}
-    open_ = [m for m in made.members if states[m.hash] not in ("finished", "diverged", "failed")]
+    found = made.states()
+    states = {h: state for h, (state, _) in found.items()}
+    open_ = [m for m in made.members if is_open(*found[m.hash], made.rule) or states[m.hash] == "running"]
     screen.block(str(folder.path), [(k, v) for k, v in _facts(made) if v])
     rows = [_row(made, arm, plan, states) for arm, plan in made.plans.items()]
     print_table(HEAD, rows, console=None if to_stdout else screen.console)
@@ -45,7 +49,7 @@ def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[
     reference = made.plans[made.baseline()]
     return (
         mine[0].label or "(all the same)",
-        ",".join(str(m.seed) for m in mine),
+        _seeds([m.seeds for m in mine]),
         " ".join(f"{counted.count(s)} {s}" for s in dict.fromkeys(counted)),
         count(plan.parameters) + _versus(plan.parameters, reference.parameters),
         count(plan.flops_per_token) + _versus(plan.flops_per_token, reference.flops_per_token),
@@ -56,31 +60,42 @@ def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[
     )
 
 
+def _seeds(words: list[str]) -> str:
+    """`seed=0 seed=1 seed=2` → 0…2; other seeds than seed= in full."""
+    plain = [int(w.removeprefix("seed=")) for w in words if w.removeprefix("seed=").isdecimal()]
+    if len(plain) == len(words):
+        if len(plain) > 3 and plain == list(range(plain[0], plain[-1] + 1)):
+            return f"{plain[0]}…{plain[-1]}"
+        return ",".join(map(str, plain))
+    return listed(" ".join(p.removeprefix("seed.").removeprefix("seed=") for p in w.split()) for w in words)
+
+
 def _versus(value: float, reference: float) -> str:
     """` (+3.1 %)` against the baseline; nothing when equal."""
     return "" if value == reference else f" ({value / reference - 1:+.1%})"
 
 
-def as_dict(ended: Ended) -> dict[str, Any]:
-    """What `--json` prints."""
+def as_dict(made: Sweep, ended: Ended) -> dict[str, Any]:
+    """What `--json` prints: how each member stands, and what each arm was planned to take."""
+    labels = {m.arm: m.label for m in made.members}
+    arms = [{"arm": labels[arm], **asdict(plan)} for arm, plan in made.plans.items()]
     members = [
         {"member": name, "state": state, "run": str(ended.runs.get(name, "")), "error": ended.errors.get(name)}
         for name, state in ended.states.items()
     ]
-    return {"sweep": str(ended.folder), "members": members}
+    return {"sweep": str(ended.folder), "arms": arms, "members": members}
 
 
 def _arms(ended: Ended) -> None:
     """The table of arms, as the report shows it. Of the whole sweep, also what earlier calls trained."""
-    from rich.console import Console
-
+    from lmlab.cli.tables import stdout
     from lmlab.config.identity import outside_identity
     from lmlab.report.build import build
     from lmlab.report.sources import opened
     from lmlab.report.terminal import show_arms
 
     with opened([str(ended.folder)], ended.folder.parents[1]) as selection:
-        show_arms(build(selection, outside_identity), Console(highlight=False))
+        show_arms(build(selection, outside_identity), stdout())
 
 
 def closing(made: Sweep, ended: Ended) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmlab.cli.run_one import Flags, Result, Share, run_one
 from lmlab.config.load import Loaded, load, value_errors
 from lmlab.errors import EXIT_FAILED, ConfigError, LmlabError, in_one_line
-from lmlab.runs.claim import InUse
+from lmlab.runs.claim import InUse, is_claimed
 from lmlab.sweep.folder import SweepFolder
 from lmlab.sweep.ledger import Rule, state_of
 from lmlab.sweep.members import Member, member
@@ -86,6 +86,8 @@ class SweepTask:
             forced = flags.force and str(manifest.get("started") or "") < (self.rule.force_since or "")
             if state == "failed" and not (self.rule.retry_failed or forced) and self.lists:
                 return Outcome("failed", one.path, error=manifest.get("error"))
+            if is_claimed(one.path):
+                return Outcome("busy", one.path)
             folder.log("began", one.path.name)
             result = run_one(loaded, dataclasses.replace(flags, force=forced), screen, self.command)
         except InUse as error:

@@ -14,12 +14,22 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
+def stdout() -> Any:
+    """rich's console on stdout. When whoever reads it is gone it says so, as `print` does; rich would just exit."""
+    from rich.console import Console
+
+    class Stdout(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError that rich is handling
+
+    return Stdout(highlight=False)
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, console: Any = None) -> None:
     """To stdout, or to the console given."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or stdout()
     if not console.is_terminal:
         for line in table_lines(head, rows):
             console.print(Text(line), soft_wrap=True)

@@ -34,13 +34,15 @@ def upload(words: Words = None, as_json: Json = False) -> None:
     from dataclasses import asdict
 
     from lmlab.cli.progress import say
-    from lmlab.errors import LmlabError, raise_all
+    from lmlab.errors import LmlabError, RunError, raise_all
     from lmlab.opened import runs_root
     from lmlab.runs.files import to_json
     from lmlab.runs.wandb_upload import ready
     from lmlab.runs.wandb_upload import upload as upload_run
 
     root = runs_root(words or [])
+    if not root.is_dir():
+        raise RunError(f"there is no folder {root}", "name the folder of the runs: paths.runs=FOLDER")
     runs = wanted([word for word in words or [] if not word.startswith(KEY)], root)
     if not runs:
         return _note(f"no run in {root} was mirrored to W&B: name the runs to upload")
@@ -86,11 +88,12 @@ def wanted(refs: Sequence[str], root: Path) -> list[Wanted]:
 
 
 def sweep_folder(ref: str, root: Path) -> Path | None:
-    """The sweep's directory when `ref` is its path or its name."""
+    """The sweep's directory when `ref` is its path, name, slug or the start of its hash."""
     from pathlib import Path
 
-    places = (Path(ref), root / "sweeps" / ref)
-    return next((place for place in places if (place / PLAN).is_file()), None)
+    from lmlab.report.plans import sweep_at, sweep_named
+
+    return sweep_at(Path(ref)) or sweep_named(ref, root)
 
 
 def members(folder: Path, root: Path) -> Iterator[Wanted]:

@@ -100,7 +100,7 @@ class Composer:
         from hydra import compose, initialize_config_dir
         from omegaconf import OmegaConf
 
-        words = [str(o) for o in overrides]
+        words = hydra_words(overrides)
         if self.user is not None:
             words.append(f"hydra.searchpath=['file://{self.user}']")
         with initialize_config_dir(str(catalogue.conf_dir()), job_name="lmlab", version_base="1.3"):
@@ -108,6 +108,11 @@ class Composer:
         OmegaConf.set_struct(config, False)
         OmegaConf.set_readonly(config, False)
         return config
+
+
+def hydra_words(overrides: Sequence[Override]) -> list[str]:
+    """The overrides as Hydra takes them. `preset=null` is the default composition, which Hydra has no word for."""
+    return [str(o) for o in overrides if (o.key, o.value) != (catalogue.PRESET, "null")]
 
 
 def chosen(labels: Any) -> dict[str, str]:

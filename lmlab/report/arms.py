@@ -7,17 +7,18 @@ the validation text is the same; where it is not, there is no difference to tell
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmlab.errors import RunError, listed
-from lmlab.report.axes import canonical, differing, labelled, shown, typed_keys, typed_words
+from lmlab.report.axes import canonical, differing, labelled, typed_keys
+from lmlab.report.checked import number
+from lmlab.report.labels import by_values, labels
 from lmlab.report.model import BPB, Arm, Delta, Run, Stat
-from lmlab.report.sources import Sweep
+from lmlab.report.plans import Sweep
 from lmlab.runs.layout import parse_name
 
 STATS = (
@@ -25,43 +26,89 @@ STATS = (
     *("tokens_per_s", "elapsed_s", "tokens", "peak_memory_bytes"),
 )
 Order = Mapping[str, tuple[int, int]]  # run key → place of its arm in the sweeps
+LAST = (math.inf, math.inf)
 
 
 def make_arms(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> tuple[list[str], list[Arm]]:
-    """(axes, arms in the sweep's order, else by when they were begun). Runs without a configuration are in none."""
-    groups = _groups([run for run in runs if run.config])
+    """(axes, arms in the sweep's order, else by their values). Runs without a configuration are in none."""
     place = order(sweeps)
-    found = sorted(groups.values(), key=lambda group: _place(group, place))
-    raw = differing([group[0].config for group in found], typed_keys([run for group in found for run in group]))
-    axes, values = labelled(raw, found)
-    if len({canonical(group[0].config) for group in found}) < len(found):
-        axes = [*axes, "code"]
-        values = [own | {"code": _code(group[0])} for own, group in zip(values, found, strict=True)]
-    usual = _usual(axes, values)
-    arms = [
-        Arm(_label(own, group, usual), own, group[0].config, group, stats=stats(group), facts=facts(group))
-        for own, group in zip(values, found, strict=True)
+    found = sorted(_groups([run for run in runs if run.config]), key=lambda made: _begun(made.runs))
+    groups = [made.runs for made in found]
+    raw = differing([group[0].config for group in groups], typed_keys([run for group in groups for run in group]))
+    axes, values = labelled(raw, groups)
+    rank = by_values(axes, values, groups)
+    for key in ("data", "code"):
+        if any(key in made.apart for made in found):
+            axis = f"{key}.fingerprint" if key in axes else key
+            axes = [*axes, axis]
+            values = [
+                v | {axis: made.apart.get(key) or _known(key, made.runs)} for v, made in zip(values, found, strict=True)
+            ]
+    ranked = sorted(range(len(found)), key=lambda i: (_place(groups[i], place), rank[i]))
+    groups, values = [groups[i] for i in ranked], [values[i] for i in ranked]
+    names = labels(axes, values, groups)
+    return axes, [
+        Arm(name, own, group[0].config, group, stats=stats(group), facts=facts(group))
+        for name, own, group in zip(names, values, groups, strict=True)
     ]
-    _tell_apart(arms)
-    return axes, arms
 
 
-def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of one configuration, by seed. Where a seed comes twice, as of a run and the one that was set aside for it,
-    other code makes another arm: the two are no two draws of one experiment."""
-    groups: dict[str, list[Run]] = {}
+@dataclass
+class Group:
+    """Runs of one configuration; `apart`: by what it is told from others of that configuration (data, code)."""
+
+    runs: list[Run]
+    apart: dict[str, str] = field(default_factory=dict)
+
+
+def _groups(runs: Sequence[Run]) -> list[Group]:
+    """Runs of one configuration, by seed. Other data makes another arm; so does other code where a seed comes twice, as
+    of a run and the one that was set aside for it: they are no draws of one experiment."""
+    by_config: dict[str, list[Run]] = {}
     for run in sorted(runs, key=_by_seed):
-        groups.setdefault(canonical(run.config), []).append(run)
-    twice = {name for name, group in groups.items() if len({seed_key(run) for run in group}) < len(group)}
-    split: dict[str, list[Run]] = {}
-    for name, group in groups.items():
-        for run in group:
-            split.setdefault(f"{name} {_code(run)}" if name in twice else name, []).append(run)
-    return split
+        by_config.setdefault(canonical(run.config), []).append(run)
+    groups = [Group(group) for group in by_config.values()]
+    groups = [part for group in groups for part in _split(group, "data", data_id)]
+    twice = [len({seed_key(run) for run in group.runs}) < len(group.runs) for group in groups]
+    return [
+        part
+        for group, is_twice in zip(groups, twice, strict=True)
+        for part in (_split(group, "code", _code) if is_twice else [group])
+    ]
 
 
-def _code(run: Run) -> str:
-    return str(run.manifest.get("code_hash") or "unknown")[:8]
+def _split(group: Group, key: str, of: Callable[[Run], str | None]) -> list[Group]:
+    """The group's runs by what `of` tells; those of which it is not known stay with the first."""
+    known = list(dict.fromkeys(value for run in group.runs if (value := of(run)) is not None))
+    if len(known) < 2:
+        return [group]
+    parts = {value: Group([], group.apart | {key: _short(value)}) for value in known}
+    for run in group.runs:
+        parts[of(run) or known[0]].runs.append(run)
+    short = Counter(part.apart[key] for part in parts.values())
+    for i, part in enumerate(parts.values(), start=1):  # the same files, other text: never in practice
+        part.apart[key] += f" ({i})" if short[part.apart[key]] > 1 else ""
+    return list(parts.values())
+
+
+def data_id(run: Run) -> str | None:
+    """What was trained and validated on: the files' fingerprint and the text of val."""
+    fingerprint, text = run.manifest.get("fingerprint"), val_text(run)
+    return None if fingerprint is None and text is None else f"{fingerprint or 'unknown'} {canonical(text)}"
+
+
+def _code(run: Run) -> str | None:
+    found = run.manifest.get("code_hash")
+    return str(found) if found else None
+
+
+def _short(value: str) -> str:
+    return value.split(" ", 1)[0][:8]
+
+
+def _known(key: str, runs: Sequence[Run]) -> str | None:
+    found = next((value for run in runs if (value := (data_id if key == "data" else _code)(run)) is not None), None)
+    return None if found is None else _short(found)
 
 
 def run_key(path: Path | None, name: str) -> str:
@@ -83,44 +130,14 @@ def _by_seed(run: Run) -> tuple[int, str]:
     return (-1 if seed is None else seed, run.name)
 
 
-def _place(group: Sequence[Run], place: Order) -> tuple[float, float, str, str]:
-    last = (math.inf, math.inf)
-    first = min((place.get(run_key(run.path, run.name), last) for run in group), default=last)
+def _place(group: Sequence[Run], place: Order) -> tuple[float, float]:
+    return min((place.get(run_key(run.path, run.name), LAST) for run in group), default=LAST)
+
+
+def _begun(group: Sequence[Run]) -> tuple[bool, str, str]:
+    """By when they were begun, those set aside last."""
     begun = min((str(run.manifest.get("started") or "~") for run in group), default="~")
-    return (*first, begun, group[0].name)
-
-
-def _usual(axes: Sequence[str], values: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of each field that is an axis the value that more than half of the arms have: it goes without saying."""
-    usual = {}
-    for axis in (axis for axis in axes if "." in axis):
-        counted = Counter(canonical(own.get(axis)) for own in values)
-        value, n = counted.most_common(1)[0]
-        if 2 * n > len(values):
-            usual[axis] = value
-    return usual
-
-
-def _label(values: Mapping[str, Any], group: Sequence[Run], usual: Mapping[str, str]) -> str:
-    """`norm=rmsnorm pos=rope`; fields only where they are not as usual. Without axes what differs from the default."""
-    there = {axis: value for axis, value in values.items() if axis in group[0].config or value is not None}
-    said = {axis: value for axis, value in there.items() if canonical(value) != usual.get(axis)} or there
-    words = [f"{axis}={shown(value)}" for axis, value in said.items()]
-    if not values:
-        typed = typed_words(group[0])
-        words = [f"{key}={value}" for key, value in typed.items() if key.partition(".")[0] not in NOT_SAID]
-    return " ".join(words) or "default"
-
-
-NOT_SAID = ("seed", "wandb", "paths", "name", "device", "hydra")
-
-
-def _tell_apart(arms: Sequence[Arm]) -> None:
-    """Arms that differ in nothing that makes an axis (fields only one lmlab knows) still get labels of their own."""
-    seen: dict[str, int] = {}
-    for arm in arms:
-        seen[arm.label] = seen.get(arm.label, 0) + 1
-        arm.label += f" ({seen[arm.label]})" if seen[arm.label] > 1 else ""
+    return (all(parse_name(run.name).old is not None for run in group), begun, group[0].name)
 
 
 # ---------------------------------------------------------------- figures
@@ -147,10 +164,7 @@ def stat(values: Sequence[float]) -> Stat:
 
 def figure(run: Run, metric: str) -> float | None:
     """A figure of the run's result that is a finite number."""
-    value = run.result.get(metric)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
+    return number(run.result.get(metric))
 
 
 def facts(runs: Sequence[Run]) -> dict[str, Any]:
@@ -167,65 +181,6 @@ def facts(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _first(runs: Sequence[Run], key: str) -> Any:
     return next((run.manifest[key] for run in runs if isinstance(run.manifest.get(key), (int, float))), None)
-
-
-# ---------------------------------------------------------------- baseline
-
-
-def find_baseline(arms: Sequence[Arm], text: str | None, sweeps: Sequence[Sweep]) -> int:
-    """The arm that `text` names (a run, words key=value, a label), else the sweep's own, else the first.
-
-    Raises RunError naming the arms: no arm fits, or several do.
-    """
-    if text:
-        return _named(arms, text.strip(), sweeps)
-    for sweep in sweeps:
-        if sweep.baseline is not None and (i := _of_sweep(arms, sweep, sweep.baseline)) is not None:
-            return i
-    return 0
-
-
-def _named(arms: Sequence[Arm], text: str, sweeps: Sequence[Sweep]) -> int:
-    fits = [i for i, arm in enumerate(arms) if arm.label == text]
-    fits = fits or [i for i, arm in enumerate(arms) if any(_is_run(run, text) for run in arm.runs)]
-    fits = fits or [i for sweep in sweeps if (i := _of_sweep(arms, sweep, text)) is not None]
-    words = [word for word in re.split(r"[\s,]+(?![^\[]*\])", text) if word]
-    if not fits and all("=" in word for word in words):
-        fits = [i for i, arm in enumerate(arms) if all(_has(arm, word) for word in words)]
-    there = listed((arm.label for arm in arms), 12)
-    if not fits:
-        raise RunError(f"`--baseline {text}` is no arm and no run of this report", f"the arms: {there}")
-    if len(set(fits)) > 1:
-        several = listed((arms[i].label for i in sorted(set(fits))), 12)
-        raise RunError(f"`--baseline {text}` fits several arms: {several}", f"name one by more words: {there}")
-    return fits[0]
-
-
-def _is_run(run: Run, text: str) -> bool:
-    name = parse_name(run.name)
-    by_hash = re.fullmatch(r"[0-9a-f]{4,8}", text) is not None and name.hash.startswith(text)
-    by_path = run.path is not None and Path(text).exists() and Path(text).resolve() == run.path.resolve()
-    return text in (run.name, name.slug) or by_hash or by_path
-
-
-def _of_sweep(arms: Sequence[Arm], sweep: Sweep, arm_id: str) -> int | None:
-    keys = {run_key(member.path, member.run) for member in sweep.members if member.arm == arm_id}
-    return next((i for i, arm in enumerate(arms) if any(run_key(r.path, r.name) in keys for r in arm.runs)), None)
-
-
-def _has(arm: Arm, word: str) -> bool:
-    """Whether `key=value` is so in the arm: by its axes or its whole configuration."""
-    key, _, value = word.partition("=")
-    key = {"lr": "optim.lr"}.get(key, key)
-    there = [values[key] for values in (arm.values, arm.config) if key in values]
-    return any(shown(v).lower() == value.lower() or (_is_float(value) and v == float(value)) for v in there)
-
-
-def _is_float(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 # ---------------------------------------------------------------- distance to the baseline

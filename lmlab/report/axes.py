@@ -75,7 +75,8 @@ def typed_keys(runs: Sequence[Run]) -> frozenset[str]:
 def labelled(axes: Sequence[str], arms: Sequence[Sequence[Run]]) -> tuple[list[str], list[dict[str, Any]]]:
     """(axes, each arm's values), where a named part file stands for its fields: `model=nano`, not four sizes.
 
-    Only where the names tell exactly what the fields tell: one name for one set of values, and no field set besides.
+    Only where the names tell exactly what the fields tell: one name for one set of values, and no field set besides. A
+    single field that differs stays beside the name, which would hide it.
     """
     kept, named = list(axes), {}
     for group in dict.fromkeys(axis.partition(".")[0] for axis in axes):
@@ -87,8 +88,11 @@ def labelled(axes: Sequence[str], arms: Sequence[Sequence[Run]]) -> tuple[list[s
             continue
         if None not in labels and _same_partition(labels, [_values(runs, own) for runs in arms]):
             named[group] = labels
-            kept[kept.index(own[0])] = group
-            kept = [axis for axis in kept if axis == group or axis not in own]
+            fields = [axis for axis in own if axis != group]
+            shown_too = fields if len(fields) == 1 else []
+            at = kept.index(own[0])
+            kept = [axis for axis in kept if axis not in own]
+            kept[at:at] = [group, *shown_too]
     values = [{a: named[a][i] if a in named else runs[0].config.get(a) for a in kept} for i, runs in enumerate(arms)]
     return kept, values
 

@@ -9,10 +9,13 @@ Never checkpoints, tokenizers or W&B files. Unpacking takes these files and noth
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -27,9 +30,14 @@ if TYPE_CHECKING:
     from lmlab.report.sources import Selection
 
 TABLE, VERSION = "bundle.json", 1
+LEVEL = 1  # metrics compress well at any; higher ones take several times as long
 FILES = (CONFIG, MANIFEST, METRICS, LOG)
 PLANS = ("sweep.json", "ledger.jsonl")
 FOLDERS = ((EVAL, "*.json"), (PLUGINS, "*.py"))
+DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),
+    *(OSError, EOFError, NotImplementedError, RuntimeError),
+)
 _TAKEN = re.compile(
     r"runs(-\d+)?/([^/]+/(config\.yaml|manifest\.json|metrics\.jsonl|log\.txt|eval/[^/]+\.json|plugins/[^/]+\.py)"
     r"|sweeps/[^/]+/(sweep\.json|ledger\.jsonl))"
@@ -44,7 +52,8 @@ class Contents:
     runs: list[str] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
-    baseline: str | None = None
+    baseline: str | None = None  # the label of its arm, where somebody chose it
+    baseline_run: str | None = None  # a run of that arm: labels are others among other runs
     notes: list[str] = field(default_factory=list)
     version: int = VERSION
 
@@ -55,15 +64,19 @@ class Contents:
 def pack(target: Path, selection: Selection, report: Report) -> Path:
     """Write the bundle, beside and renamed, so that no half of one is left. Raises RunError when it can't."""
     states = {run.path: run.state for arm in report.arms for run in arm.runs}
-    baseline = report.arms[report.baseline].label if report.baseline is not None else None
-    contents = Contents(selection.title, baseline=baseline, notes=list(selection.notes))
+    base = report.arms[report.baseline] if selection.chosen and report.baseline is not None else None
+    contents = Contents(selection.title, baseline=base.label if base else None, notes=list(selection.notes))
+    theirs = {run.path for run in base.runs} if base else set()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=6, strict_timestamps=False) as archive:
+        with zipfile.ZipFile(
+            temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL, strict_timestamps=False
+        ) as archive:
             for run in selection.runs:
                 name = _free(run.name, contents.runs)
                 contents.runs.append(name)
-                contents.states[name] = states.get(run.path, "unreadable")
+                contents.states |= {name: states[run.path]} if run.path in states else {}
+                contents.baseline_run = contents.baseline_run or (name if run.path in theirs else None)
                 _add(archive, name, _files(run.path))
             for sweep in selection.sweeps:
                 name = f"runs/sweeps/{sweep.name}"
@@ -116,7 +129,7 @@ def unpack(path: Path, folder: Path) -> Contents:
             for name in names:
                 if _TAKEN.fullmatch(name):
                     archive.extract(name, folder)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except DAMAGED as error:
         raise RunError(f"{path} can't be read: {error}", "it is damaged: make the bundle again") from error
     return contents
 
@@ -129,7 +142,7 @@ def _contents(path: Path, text: bytes) -> Contents:
         raise RunError(f"{path}: {TABLE} can't be read: {error}", "it is damaged, or a newer lmlab made it") from error
     if found.version > VERSION:
         raise RunError(f"{path} has version {found.version}; this lmlab reads up to {VERSION}", "update lmlab")
-    _refuse_escapes(path, [*found.runs, *found.sweeps, *found.states])
+    _refuse_escapes(path, [*found.runs, *found.sweeps, *found.states, str(found.baseline_run or "")])
     return found
 
 

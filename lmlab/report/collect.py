@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from lmlab.errors import RunError
+from lmlab.report.checked import HashOf, check_config, check_figures, check_manifest
 from lmlab.report.model import Run
-from lmlab.report.sources import Member, Selection, Sweep
+from lmlab.report.plans import Member, Sweep
+from lmlab.report.sources import Selection
 from lmlab.runs.layout import MANIFEST
 from lmlab.runs.metrics import Row, Scan, damage
 from lmlab.runs.rundir import RunDir
@@ -34,12 +36,18 @@ LISTED = 8  # line numbers named in one problem
 Outside = Callable[[str], bool]
 
 
-def collect(selection: Selection, outside: Outside) -> list[Run]:
-    """Every run of the selection, then what its sweeps planned and nobody began.
+def unknown(config: dict[str, Any]) -> str | None:
+    """The hash of a configuration where nobody can tell it."""
+    return None
 
-    outside(key): whether a flat key of a configuration is no part of a run's identity.
+
+def collect(selection: Selection, outside: Outside, hash_of: HashOf = unknown) -> list[Run]:
+    """Every run of the selection, then what its sweeps planned and has no directory.
+
+    outside(key): whether a flat key of a configuration is no part of a run's identity; hash_of(config): the hash of a
+    configuration as config.yaml holds it, None where it can't be told.
     """
-    runs = [read_run(run, outside, selection.states.get(run.path.resolve())) for run in selection.runs]
+    runs = [read_run(run, outside, selection.states.get(run.path.resolve()), hash_of) for run in selection.runs]
     by_path = {run.path.resolve(): run for run in runs if run.path is not None}
     for sweep in selection.sweeps:
         began = {m.arm: by_path[m.path.resolve()] for m in sweep.members if m.path and m.path.resolve() in by_path}
@@ -47,11 +55,13 @@ def collect(selection: Selection, outside: Outside) -> list[Run]:
     return runs
 
 
-def read_run(run: RunDir, outside: Outside, state: str | None = None) -> Run:
+def read_run(run: RunDir, outside: Outside, state: str | None = None, hash_of: HashOf = unknown) -> Run:
     """One run directory. `state`: what a bundle says of it, in place of asking who holds the directory."""
     found = Run(run.name, run.path, "unreadable", {}, dict.fromkeys(("all", *SEEDS)))
     try:
-        found.config, found.seeds = split_config(run.config(), outside)
+        config = run.config()
+        found.config, found.seeds = split_config(config, outside)
+        check_config(found, config, hash_of)
     except RunError as error:
         found.problems.append(_inside(run, error))
     try:
@@ -60,11 +70,13 @@ def read_run(run: RunDir, outside: Outside, state: str | None = None) -> Run:
         found.state = state or run.state()
     except RunError as error:
         found.problems.append(_inside(run, error))
+    check_manifest(run, found)
     found.result = found.manifest.get("result") or {}
     found.error = _first_line(found.manifest.get("error"))
     found.plugins = {path.name: hashlib.blake2b(_bytes(path), digest_size=8).hexdigest() for path in run.plugins()}
     found.rows, problems = read_columns(run.metrics_path)
     found.problems += problems
+    check_figures(run, found)
     return found
 
 
@@ -88,13 +100,16 @@ def _inside(run: RunDir, error: RunError) -> str:
 
 
 def _planned(member: Member, sweep: Sweep, began: Run | None, outside: Outside) -> Run:
-    """A member that nobody began; its composition is that of the arm's other runs, else what the plan says."""
+    """A member without a directory: nobody began it, or it is gone. Its composition is that of the arm's other runs,
+    else what the plan says."""
     plan = sweep.arms.get(member.arm, {}).get("config") or {}
     config, seeds = split_config(plan, outside)
     if member.seed is not None:
         seeds = dict.fromkeys(seeds, member.seed)
     config = began.config if began is not None else config
-    return Run(member.run, None, "planned", config, seeds, {"overrides": member.overrides})
+    return Run(
+        member.run, None, "missing" if member.began else "planned", config, seeds, {"overrides": member.overrides}
+    )
 
 
 def split_config(config: dict[str, Any], outside: Outside) -> tuple[dict[str, Any], dict[str, int | None]]:

@@ -1,7 +1,8 @@
 """What else differs between arms besides what is compared, one line each, with both values and the arms.
 
-A training key (learning rate, data, steps, …) that differs is no confound where the report holds an arm that differs
-from this one in that key alone and has the baseline's value: then its effect can be seen.
+A training key (learning rate, data, steps, …) that alone differs is named with "(all that differs)". Beside other
+differences it is a confound, unless the report holds a finished arm that differs from this one in that key alone and
+has the baseline's value: then its effect can be seen, and a note says that Δ holds it too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lmlab.report.arms import finished, seed_key
-from lmlab.report.axes import canonical, differing, shown, typed_keys
+from lmlab.report.axes import shown
+from lmlab.report.comparison import NAMES_PER_LINE, Comparison, comparison
 from lmlab.report.facts import (
     FACTS,
     Fact,
@@ -19,6 +21,7 @@ from lmlab.report.facts import (
     corpus_id,
     fingerprint,
     kernels,
+    text_bytes,
     tokenizer,
     tokenizer_id,
     tokens,
@@ -27,8 +30,6 @@ from lmlab.report.facts import (
 from lmlab.report.model import Arm, Run
 from lmlab.report.tables import seed_text
 
-TRAINING = ("optim", "schedule", "train", "data", "tokenizer")
-NAMES_PER_LINE = 12
 BUDGET_FRAC = 0.01
 NAMED = {"optim.lr": "learning rate (optim.lr)"}
 
@@ -37,63 +38,28 @@ def confounds(arms: Sequence[Arm], baseline: int) -> list[str]:
     """All lines, those that matter most first."""
     if not arms:
         return []
-    measured = [arm for arm in arms if finished(arm.runs)]
-    base = arms[baseline] if finished(arms[baseline].runs) or not measured else measured[0]
-    found = Comparison(arms, base)
+    found = comparison(arms, baseline)
     lines = [*_data_lines(found), *_key_lines(found), *_fact_lines(found)]
     return [*lines, *_budget_lines(found), *_seed_lines(found), *_within_lines(found)]
 
 
-class Comparison:
-    """The arms against one of them: which keys differ, and which of those are what the report is about."""
-
-    def __init__(self, arms: Sequence[Arm], base: Arm) -> None:
-        self.arms, self.base = arms, base
-        self.where = "the baseline" if base.is_baseline else base.label
-        self.keys = differing([arm.config for arm in arms], typed_keys([run for arm in arms for run in arm.runs]))
-        self._known = {self._point(arm.config) for arm in arms}
-        self.measured = [arm for arm in arms if finished(arm.runs) and arm is not base] if finished(base.runs) else []
-
-    def _point(self, config: dict[str, Any], key: str = "", value: str = "") -> tuple[str, ...]:
-        return tuple(value if k == key else canonical(config.get(k)) for k in self.keys)
-
-    def differs(self, arm: Arm, key: str) -> bool:
-        return canonical(arm.config.get(key)) != canonical(self.base.config.get(key))
-
-    def is_compared(self, arm: Arm, key: str) -> bool:
-        """Whether the report holds the arm that has the baseline's value of this key, and else is as `arm`."""
-        return self._point(arm.config, key, canonical(self.base.config.get(key))) in self._known
-
-    def explains(self, arm: Arm, causes: Sequence[str]) -> bool:
-        """Whether keys among `causes` differ, all of them being what is compared."""
-        keys = [key for key in self.keys if _is_among(key, causes) and self.differs(arm, key)]
-        return bool(keys) and all(self.is_compared(arm, key) for key in keys)
-
-    def line(self, what: str, values: Sequence[tuple[Arm, str]], base: str, tail: str = "") -> str | None:
-        """`what: 0.001 in A, B; 0.01 in C; 0.003 in the baseline`; None when no arm is left to name."""
-        by_value: dict[str, list[str]] = {}
-        for arm, value in values:
-            by_value.setdefault(value, []).append(arm.label)
-        if not by_value:
-            return None
-        left, unnamed, parts = NAMES_PER_LINE, 0, []
-        for value, labels in by_value.items():
-            if left > 0:
-                parts.append(f"{value} in {_names(labels, left)}")
-            else:
-                unnamed += len(labels)
-            left -= len(labels)
-        parts += [f"other values in {unnamed} more"] if unnamed else []
-        return f"{what}: {'; '.join(parts)}; {base} in {self.where}{tail}"
-
-
-def _names(labels: Sequence[str], limit: int) -> str:
-    more = len(labels) - limit
-    return ", ".join(labels[:limit]) + (f", … and {more} more" if more > 0 else "")
-
-
-def _is_among(key: str, causes: Sequence[str]) -> bool:
-    return any(key == cause or key.startswith(f"{cause}.") for cause in causes)
+def held_in_delta(arms: Sequence[Arm], baseline: int) -> Iterator[str]:
+    """Of each training key: in how many arms Δ holds its effect beside that of what else differs, which another arm
+    than the baseline shows apart."""
+    found = comparison(arms, baseline)
+    for key in found.training_keys():
+        held = [
+            arm
+            for arm in found.measured
+            if arm.delta is not None and arm.delta.mean is not None and found.differs(arm, key)
+            if found.is_compared(arm, key) and not found.is_alone(arm, (key,))
+        ]
+        many, them, their = ("arms", "them", "their") if len(held) > 1 else ("arm", "it", "its")
+        remedy = f"compare {them} with the arm of {their} own {key}"
+        if not all(found.has_own_base(arm, key) for arm in held):
+            remedy = f"the {many} of the baseline's {key} show{'' if len(held) > 1 else 's'} it apart"
+        if held:
+            yield f"Δ holds the effect of {key} too in {len(held)} {many}: {remedy}"
 
 
 # ---------------------------------------------------------------- data
@@ -102,64 +68,76 @@ def _is_among(key: str, causes: Sequence[str]) -> bool:
 def _data_lines(found: Comparison) -> Iterator[str]:
     """Other data and another tokenizer, said apart: bits per byte outlive the second, nothing outlives the first."""
     checks = (
-        ("data", corpus, corpus_id, ("data",), " (bits/byte compare only on the same text)"),
-        ("tokenizer", tokenizer, tokenizer_id, ("tokenizer", "data"), " (bits/byte compare, nats/token do not)"),
+        ("data", corpus, corpus_id, ("data",), "bits/byte compare only on the same text"),
+        ("tokenizer", tokenizer, tokenizer_id, ("tokenizer",), "bits/byte compare, nats/token do not"),
     )
+    base_run = next(iter(finished(found.base.runs)), None)
+    if base_run is None:
+        return
     for what, text, identity, causes, tail in checks:
-        base_run = next(iter(finished(found.base.runs)), None)
-        if base_run is None:
-            return
         known = identity(base_run)
-        other = [
-            (arm, text(finished(arm.runs)[0], base_run))
-            for arm in found.measured
-            if identity(finished(arm.runs)[0]) not in (None, known) and not found.explains(arm, causes)
-        ]
-        if known is not None and (line := found.line(what, other, text(base_run, base_run), tail)):
-            yield line
+        runs = [(arm, finished(arm.runs)[0]) for arm in found.measured]
+        other = [(arm, text(run, base_run)) for arm, run in runs if identity(run) not in (None, known)]
+        if known is not None:
+            yield from found.lines(what, other, text(base_run, base_run), causes, tail)
     if line := _fingerprint_line(found):
+        yield line
+    if line := _text_line(found):
         yield line
 
 
 def _fingerprint_line(found: Comparison) -> str | None:
     """Same corpus and tokenizer, yet other token files (another split, a cut, an older preparation)."""
     base, other = _one(found.base, fingerprint), []
-    by_keys = [key for key in found.keys if _is_among(key, ("data", "tokenizer"))]
     for arm in found.measured:
         run, ref = finished(arm.runs)[0], finished(found.base.runs)[0]
         same = corpus_id(run) == corpus_id(ref) and tokenizer_id(run) == tokenizer_id(ref)
         mine = _one(arm, fingerprint)
-        if same and mine not in (None, base) and not any(found.differs(arm, key) for key in by_keys):
-            other.append((arm, mine))
+        if same and mine not in (None, base):
+            other.append((arm, str(mine)))
     return found.line("data fingerprint", other, base or "unknown")
+
+
+def _text_line(found: Comparison) -> str | None:
+    """With another tokenizer the same number of tokens is another amount of text."""
+
+    def seen(arm: Arm) -> float:
+        return next((size for run in finished(arm.runs) if (size := text_bytes(run)) is not None), 0.0)
+
+    def words(size: float) -> str:
+        return f"about {float(f'{size:.3g}'):,.0f} bytes"
+
+    base = seen(found.base)
+    others = [arm for arm in found.measured if _one(arm, tokenizer_id) != _one(found.base, tokenizer_id)]
+    values = [(arm, words(seen(arm))) for arm in others if seen(arm) and abs(seen(arm) - base) > BUDGET_FRAC * base]
+    return found.line("text seen", values, words(base)) if base else None
 
 
 # ---------------------------------------------------------------- keys
 
 
 def _key_lines(found: Comparison) -> Iterator[str]:
-    """Training keys that differ and are not what is compared. Data, tokenizer and length are told by what came of
-    them, where that is known."""
-    told = {"data": corpus_id, "tokenizer": tokenizer_id, "train": tokens}
-    for key in found.keys:
-        head = key.partition(".")[0]
-        if head not in TRAINING:
-            continue
-        of = told.get(head) if head != "train" or key.startswith("train.max_") else None
+    """Training keys that differ, but for those whose effect a finished arm shows apart. What data and tokenizer were is
+    told by what came of them, and a length only matters where the tokens differ."""
+    for key in found.training_keys():
         values = [
             (arm, shown(arm.config.get(key)))
             for arm in found.arms
-            if arm is not found.base and found.differs(arm, key) and not found.is_compared(arm, key)
-            if not (of and _told(arm, found.base, of))
+            if arm is not found.base and found.differs(arm, key) and not _told(arm, found.base, key)
+            if found.is_alone(arm, (key,)) or not found.is_compared(arm, key)
         ]
-        if line := found.line(NAMED.get(key, key), values, shown(found.base.config.get(key))):
-            yield line
+        yield from found.lines(NAMED.get(key, key), values, shown(found.base.config.get(key)), (key,))
 
 
-def _told(arm: Arm, base: Arm, of: Callable[[Run], str | None]) -> bool:
-    """Whether a fact of finished runs differs, which then has a line of its own."""
+def _told(arm: Arm, base: Arm, key: str) -> bool:
+    """Whether a fact of finished runs says all that this key could: other data, another tokenizer, equal tokens."""
+    head = key.partition(".")[0]
+    of: Callable[[Run], str | None] | None = {"data": corpus_id, "tokenizer": tokenizer_id}.get(head)
+    of = tokens if key.startswith("train.max_") else of
+    if of is None:
+        return False
     mine, other = _one(arm, of), _one(base, of)
-    return None not in (mine, other) and mine != other
+    return None not in (mine, other) and (mine == other) is (of is tokens)
 
 
 # ---------------------------------------------------------------- facts
@@ -172,7 +150,7 @@ def _fact_lines(found: Comparison) -> Iterator[str]:
         values = [
             (arm, mine)
             for arm in found.measured
-            if (mine := _one(arm, fact.of)) not in (None, base) and not found.explains(arm, fact.causes)
+            if (mine := _one(arm, fact.of)) not in (None, base) and not found.differing_among(arm, fact.causes)
         ]
         if base is not None and (line := found.line(fact.name, values, base, fact.tail)):
             yield line
@@ -197,8 +175,8 @@ def _code_lines(found: Comparison) -> Iterator[str]:
 
 
 def _kernel_lines(found: Comparison) -> Iterator[str]:
-    """The path of each operation. Where an operation is not used in one of the arms there is nothing to compare."""
-    causes = ("kernels", "compile", "train.precision", "attn.backend")
+    """The path of each operation. Where an operation is not used in one of the arms there is nothing to compare; where
+    the kernels were chosen otherwise that key says it."""
     for operation in dict.fromkeys(op for arm in found.arms for run in finished(arm.runs) for op in kernels(run)):
 
         def of(run: Run, operation: str = operation) -> str | None:
@@ -208,7 +186,7 @@ def _kernel_lines(found: Comparison) -> Iterator[str]:
         values = [
             (arm, mine)
             for arm in found.measured
-            if (mine := _one(arm, of)) not in (None, base) and not found.explains(arm, causes)
+            if (mine := _one(arm, of)) not in (None, base) and not found.differing_among(arm, ("kernels",))
         ]
         if base is not None and (line := found.line(f"kernel path of {operation}", values, base)):
             yield line

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
 
 from lmlab.report.model import BPB, LOSS, TRAIN_LOSS, Curve, Report
-from lmlab.report.palette import MANY, Stroke
+from lmlab.report.palette import BANDS, Stroke
 
 METRICS = {
     BPB: ("val bits/byte", "validation loss (bits per byte)"),
@@ -34,13 +35,13 @@ _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Frame:
-    """What is shown: x from x0 to x1, y from y0 to y1; `cut` counts the arms that leave it at the top at the end."""
+    """What is shown: x from x0 to x1, y from y0 to y1; `cut`: the arms that end above it."""
 
     x0: float
     x1: float
     y0: float
     y1: float
-    cut: int = 0
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def frame(curves: Sequence[Curve], diverged: Collection[int] = ()) -> Frame | No
     low = min(min(row[1:]) for i in near for row in late[i])
     high = max(max(row[1:]) for i in near for row in late[i])
     pad = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    cut = sum(line[-1][1] > high + pad for line in lines.values())
+    cut = tuple(curves[i].arm for i, line in lines.items() if line[-1][1] > high + pad)
     return Frame(x0, x1 if x1 > x0 else x0 + 1, low - pad, high + pad, cut)
 
 
@@ -122,7 +123,7 @@ def draw(curves: Sequence[Curve], looks: Sequence[Stroke], shown: Frame, *, labe
     name = curves[0].x_name
     x_ticks, y_ticks = axis_ticks(name, shown.x0, shown.x1), axis_ticks("", shown.y0, shown.y1)
     x_title = AXES.get(name, (name, name))[1] + (f", {x_ticks.unit}" if x_ticks.unit else "")
-    bands = len(looks) <= MANY
+    bands = len(looks) <= BANDS
     # The baseline last, on top of the others.
     ordered = sorted(curves, key=lambda c: looks[c.arm].colour == 0)
     return "".join(
@@ -202,5 +203,5 @@ def thinned(curve: Curve, n_points: int) -> Curve:
     if len(curve.x) <= n_points:
         return curve
     keep = [round(i * (len(curve.x) - 1) / (n_points - 1)) for i in range(n_points)]
-    pick = {name: [getattr(curve, name)[i] for i in keep] for name in ("x", "mean", "low", "high")}
-    return Curve(curve.arm, curve.metric, curve.x_name, **pick, n=curve.n)
+    pick: dict[str, Any] = {name: [getattr(curve, name)[i] for i in keep] for name in ("x", "mean", "low", "high")}
+    return replace(curve, **pick)

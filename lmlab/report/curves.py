@@ -9,12 +9,15 @@ resumed run, as the run recorded them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lmlab.report.arms import finished
+from lmlab.report.arms import finished, seed_key
+from lmlab.report.comparison import named
+from lmlab.report.facts import tokenizer_id
 from lmlab.report.model import BPB, TRAIN_LOSS, X_AXES, Arm, Curve, Run
+from lmlab.report.tables import seed_text
 
 METRICS = (BPB, TRAIN_LOSS)
 MAX_POINTS, SMOOTHED_FRAC = 300, 50
@@ -22,22 +25,47 @@ Points = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows (indices), values, va
 
 
 def curves(arms: Sequence[Arm]) -> tuple[list[Curve], list[str]]:
-    """(curves, notes on what they leave out)."""
+    """(curves, notes on what they leave out and do not share)."""
     found: list[Curve] = []
     notes: list[str] = []
-    sizes: dict[int, str] = {}
+    parts: dict[int, str] = {}  # of arms with a curve of val: which part of it, "" for all
     for i, arm in enumerate(arms):
         for metric in METRICS:
             seeds = [(run, points) for run in drawn(arm) if len((points := points_of(run, metric))[0])]
-            if metric == BPB:
+            size = None
+            if metric == BPB and seeds:
                 seeds, size, note = _same_tokens(arm, seeds)
-                sizes |= {i: size} if size else {}
+                parts[i] = "" if size is None else f"{size:,.0f} tokens{_of_tokenizer(arms, seeds[0][0])}"
                 notes += [note] if note else []
-            found += [c for x in X_AXES if (c := _curve(i, metric, x, seeds)) is not None]
-    if len(set(sizes.values())) > 1:
-        counted = Counter(sizes.values()).most_common()
-        notes.append("val curves are on different parts of val: " + ", ".join(f"{s} in {n} arms" for s, n in counted))
-    return found, notes
+            found += [c for x in X_AXES if (c := _curve(i, metric, x, seeds, size)) is not None]
+    return found, [*notes, *_part_note(parts), *_seed_note(arms, {curve.arm for curve in found})]
+
+
+def _of_tokenizer(arms: Sequence[Arm], run: Run) -> str:
+    """` of <its hash>` where the arms' tokenizers differ: as many tokens are then not the same text."""
+    known = {tokenizer_id(one) for arm in arms for one in drawn(arm)} - {None}
+    return f" of tokenizer {str(tokenizer_id(run))[:8]}" if len(known) > 1 else ""
+
+
+def _part_note(parts: dict[int, str]) -> Iterator[str]:
+    if len(set(parts.values())) > 1:
+        counted = Counter(parts.values()).most_common()
+        words = (f"{part or 'all of val'} in {n} arm{'s' if n > 1 else ''}" for part, n in counted)
+        yield "val curves are on different parts of val: " + ", ".join(words)
+
+
+def _seed_note(arms: Sequence[Arm], shown: set[int]) -> Iterator[str]:
+    """Curves over other seeds differ by these as well."""
+    by_seeds: dict[str, list[str]] = {}
+    keys: dict[str, set[object]] = {}
+    for i in sorted(shown):
+        runs = drawn(arms[i])
+        words = ", ".join(sorted(dict.fromkeys(seed_text(run) for run in runs)))
+        by_seeds.setdefault(words, []).append(arms[i].label)
+        keys.setdefault(words, set()).update(seed_key(run) for run in runs)
+    if len({frozenset(found) for found in keys.values()}) > 1:
+        words = "; ".join(f"{seeds} in {named(labels)}" for seeds, labels in by_seeds.items())
+        yield f"curves are over different seeds: {words}"
 
 
 def drawn(arm: Arm) -> list[Run]:
@@ -97,28 +125,42 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- over seeds
 
 
-def _same_tokens(arm: Arm, seeds: list[tuple[Run, Points]]) -> tuple[list[tuple[Run, Points]], str | None, str | None]:
-    """The seeds measured on the same part of val as most, that part in words, and a note on those left out."""
+def _same_tokens(
+    arm: Arm, seeds: list[tuple[Run, Points]]
+) -> tuple[list[tuple[Run, Points]], float | None, str | None]:
+    """The seeds measured on the same part of val as most, its size (None: all of val, or not known), and a note on
+    those left out."""
     sizes = [float(points[2][0]) for _, points in seeds]
-    if not sizes:
-        return seeds, None, None
     wanted = _usual(np.array(sizes))
     kept = [seed for seed, size in zip(seeds, sizes, strict=True) if size == wanted or np.isnan([size, wanted]).all()]
-    words = None if np.isnan(wanted) else f"{wanted:,.0f} tokens"
+    size = wanted if any(_is_part(run, wanted) for run, _ in kept) else None
     if len(kept) == len(seeds):
-        return kept, words, None
+        return kept, size, None
     left = ", ".join(run.name for run, _ in seeds if all(run is not other for other, _ in kept))
-    return kept, words, f"val curve of {arm.label} without {left}: validated on another part of val at intervals"
+    return kept, size, f"val curve of {arm.label} without {left}: validated on another part of val at intervals"
 
 
-def _curve(arm: int, metric: str, x_name: str, seeds: Sequence[tuple[Run, Points]]) -> Curve | None:
+def _is_part(run: Run, size: float) -> bool:
+    """Whether so many tokens are less than all of val: a row tells of a part beside, of more tokens, or the data do."""
+    if np.isnan(size):
+        return False
+    if (part := run.rows.get(f"part/{BPB}")) is not None and np.isfinite(part).any():
+        return True
+    val = ((run.manifest.get("data") or {}).get("splits") or {}).get("val") or {}
+    held = [n for key in ("tokens", "documents") if isinstance(n := val.get(key), int)]
+    targets = held[0] - held[1] if len(held) == 2 else 0  # one token of each document may be no target
+    tokens = run.rows.get("val/tokens", np.array([]))
+    return bool((tokens > size).any()) or size < targets
+
+
+def _curve(arm: int, metric: str, x_name: str, seeds: Sequence[tuple[Run, Points]], size: float | None) -> Curve | None:
     lines = [line for run, points in seeds if (line := _line(run, points, x_name)) is not None]
     grid = common_grid([x for x, _ in lines])
     if not len(grid):
         return None
     values = np.array([np.interp(grid, x, y) for x, y in lines])
     mean, low, high = (part.tolist() for part in (values.mean(axis=0), values.min(axis=0), values.max(axis=0)))
-    return Curve(arm, metric, x_name, grid.tolist(), mean, low, high, len(lines))
+    return Curve(arm, metric, x_name, grid.tolist(), mean, low, high, len(lines), size)
 
 
 def _line(run: Run, points: Points, x_name: str) -> tuple[np.ndarray, np.ndarray] | None:

@@ -10,12 +10,11 @@ from lmlab.report.axes import shown
 from lmlab.report.model import Run
 
 SPEED = " (matters for tok/s and memory only)"
-LENGTH = ("train.max_steps", "train.max_tokens", "train.max_flops", "train.max_minutes", "train.batch_tokens")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something a run's manifest tells. Differences that only come of the keys in `causes` are told by those keys."""
+    """Something a run's manifest tells. Where a key of `causes` differs, that key is named in its place."""
 
     name: str
     of: Callable[[Run], str | None]
@@ -80,6 +79,17 @@ def tokens(run: Run) -> str | None:
     return f"{tokens:,.0f}" if isinstance(tokens, (int, float)) else None
 
 
+def text_bytes(run: Run) -> float | None:
+    """About how many bytes of text the tokens were: by what a token of the training split holds, else one of val."""
+    tokens, splits = run.result.get("tokens"), _data(run).get("splits") or {}
+    for split in (splits.get("train"), splits.get("val")):
+        known = [tokens, split.get("bytes"), split.get("tokens")] if isinstance(split, dict) else []
+        numbers = [float(n) for n in known if isinstance(n, (int, float)) and n > 0]
+        if len(numbers) == 3:
+            return numbers[0] * numbers[1] / numbers[2]
+    return None
+
+
 def code(run: Run) -> str | None:
     return _text(run.manifest.get("code_hash"))
 
@@ -91,7 +101,7 @@ def kernels(run: Run) -> dict[str, str]:
 
 
 FACTS = (
-    Fact("tokens seen", tokens, LENGTH),
+    Fact("tokens seen", tokens),
     Fact("precision", _resolved("precision"), ("train.precision",)),
     Fact("compile", _resolved("compile"), ("compile",)),
     Fact("micro-batch", _resolved("micro_batch"), ("train.micro_batch", "train.batch_tokens", "model.seq_len")),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.errors import RunError
+from lmlab.report.captions import part_of_val, unfinished
 from lmlab.report.curve_svg import AXES, METRICS, Frame, axis_ticks, diverged, frame
 from lmlab.report.model import BPB, X_AXES, Curve, Report
-from lmlab.report.palette import LIGHT, MANY, Stroke, strokes
+from lmlab.report.palette import BANDS, LIGHT, Stroke, strokes
 
 SETTINGS: dict[Any, Any] = {
     "font.size": 9.0,
@@ -30,6 +31,7 @@ SETTINGS: dict[Any, Any] = {
 }
 UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 BESIDE = 24  # names of a legend beside the plot
+WIDTH, HEIGHT, NAME = 6.4, 3.8, 0.22  # inches: of a figure, and of its height for each name beside the plot
 
 
 def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
@@ -38,7 +40,6 @@ def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
     Without curves nothing is written and the list is empty. Raises RunError when the folder can't be written to.
     """
     written: list[Path] = []
-    looks = strokes(len(report.arms), report.baseline)
     for axis in X_AXES:
         curves = [c for c in report.curves if (c.metric, c.x_name) == (BPB, axis) and c.x]
         shown = frame(curves, diverged(report))
@@ -47,7 +48,7 @@ def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
         paths = [folder / f"loss-{axis}.{kind}" for kind in kinds]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _save(curves, shown, [arm.label for arm in report.arms], looks, paths)
+            _save(report, curves, shown, paths)
         except OSError as error:
             where = error.filename or folder
             raise RunError(f"can't write {where}: {error.strerror}", "name another folder: --out DIR") from error
@@ -55,48 +56,69 @@ def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
     return written
 
 
-def _save(
-    curves: Sequence[Curve], shown: Frame, labels: Sequence[str], looks: Sequence[Stroke], paths: Sequence[Path]
-) -> None:
+def _save(report: Report, curves: Sequence[Curve], shown: Frame, paths: Sequence[Path]) -> None:
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        figure = Figure(figsize=(6.4, 3.8))
-        FigureCanvasAgg(figure)
-        _fill(figure, curves, labels, looks)
-        _frame(figure.axes[0], shown, curves[0].x_name)
+        figure = drawn(report, curves, shown)
         for path in paths:
             kind = path.suffix[1:]
             figure.savefig(path, format=kind, bbox_inches="tight", metadata=UNDATED.get(kind))
 
 
-def _fill(figure: Any, curves: Sequence[Curve], labels: Sequence[str], looks: Sequence[Stroke]) -> None:
+def drawn(report: Report, curves: Sequence[Curve], shown: Frame) -> Any:
+    """The matplotlib figure of curves that share metric and axis, under the settings in force."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = _names(report, curves, shown)
+    beside = len(names) <= BESIDE
+    figure = Figure(figsize=(WIDTH, max(HEIGHT, NAME * len(names)) if beside else HEIGHT))
+    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for curve in curves:
-        look = looks[curve.arm]
-        colour, dash = LIGHT[look.colour], (0, look.dash) if look.dash else "-"
-        style = {"linewidth": look.width * 0.75, "linestyle": dash, "zorder": 3 if look.colour == 0 else 2}
-        axes.plot(curve.x, curve.mean, color=colour, label=_literal(labels[curve.arm]), **style)
-        if curve.n > 1 and len(looks) <= MANY:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
-    _legend(axes, len(curves))
+    looks = strokes(len(report.arms), report.baseline)
+    by_arm = {curve.arm: curve for curve in curves}
+    for arm, name in names.items():
+        _arm(axes, by_arm.get(arm), looks[arm], name, bands=len(looks) <= BANDS)
+    _legend(axes, beside)
+    _frame(axes, shown, curves[0].x_name, part_of_val(report, curves))
+    return figure
 
 
-def _legend(axes: Any, n_names: int) -> None:
-    """Beside the plot, or in small type below it where the names would be a wall."""
-    if n_names <= BESIDE:
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8, handlelength=2.6)
+def _names(report: Report, curves: Sequence[Curve], shown: Frame) -> dict[int, str]:
+    """The legend's names, by arm: of those drawn, and of those that have nothing to draw as they did not finish."""
+    has_line, names = {curve.arm for curve in curves}, {}
+    for i, arm in enumerate(report.arms):
+        words = [unfinished(arm), "above the frame" if i in shown.cut else ""]
+        if i in has_line or words[0]:
+            said = ", ".join(word for word in words if word)
+            names[i] = _literal(arm.label) + (f" ({said})" if said else "")
+    return names
+
+
+def _arm(axes: Any, curve: Curve | None, look: Stroke, name: str, *, bands: bool) -> None:
+    colour, dash = LIGHT[look.colour], (0, look.dash) if look.dash else "-"
+    x, mean = (curve.x, curve.mean) if curve is not None else ([], [])
+    zorder = 3 if look.colour == 0 else 2
+    axes.plot(x, mean, color=colour, label=name, linewidth=look.width * 0.75, linestyle=dash, zorder=zorder)
+    if curve is not None and curve.n > 1 and bands:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+
+
+def _legend(axes: Any, beside: bool) -> None:
+    """Beside the plot, clear of the last tick's text, or in small type below it where the names would be a wall."""
+    if beside:
+        axes.legend(loc="center left", bbox_to_anchor=(1.04, 0.5), fontsize=8, handlelength=2.6)
     else:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=5, handlelength=2.6, ncols=3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=5, handlelength=2.6, ncols=3)
 
 
-def _frame(axes: Any, shown: Frame, name: str) -> None:
+def _frame(axes: Any, shown: Frame, name: str, part: str) -> None:
     ticks = axis_ticks(name, shown.x0, shown.x1)
-    axes.set(xlim=(shown.x0, shown.x1), ylim=(shown.y0, shown.y1), ylabel=METRICS[BPB][1])
+    axes.set(xlim=(shown.x0, shown.x1), ylim=(shown.y0, shown.y1))
+    axes.set_ylabel(METRICS[BPB][1] + (f"\n{part}" if part else ""))
     axes.set_xticks(ticks.values, ticks.texts)
     axes.set_xlabel(AXES[name][1] + (f" ({ticks.unit})" if ticks.unit else ""))
 

@@ -22,7 +22,7 @@ class Run:
 
     name: str
     path: Path | None
-    state: str  # planned created running finished diverged failed stopped interrupted unreadable
+    state: str  # planned missing created running finished diverged failed stopped interrupted unreadable
     config: dict[str, Any]  # identity keys only, flat, as users type them; without seeds
     seeds: dict[str, int | None]  # all, init, data, dropout
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -31,6 +31,7 @@ class Run:
     problems: list[str] = field(default_factory=list)  # damaged or non-finite lines, unreadable files: named, counted
     error: str | None = None  # why it failed, one line
     plugins: dict[str, str] = field(default_factory=dict)  # file name → hash of the run's own plug-ins
+    edited: bool = False  # config.yaml no longer fits the hash in the directory's name
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Curve:
     low: list[float]
     high: list[float]
     n: int  # seeds
+    size: float | None = None  # tokens of val the points were measured on; None for all of val, and where not known
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Cell:
 
     text: str
     value: float | int | str | None = None
-    mark: str = ""  # "", "baseline", "warn", "bad": how an output may colour it
+    mark: str = ""  # "", "baseline", "warn", "bad", "lower", "higher": how an output may colour it
 
 
 @dataclass(frozen=True)

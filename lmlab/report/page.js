@@ -58,7 +58,8 @@
     const found = [];
     heads.forEach((head, i) => {
       if (!named(head.dataset.key) && !named(head.textContent)) return;
-      found.push(row.cells[i].textContent, row.cells[i].dataset.v ?? "");
+      const cell = row.cells[i];
+      found.push(cell.textContent, cell.dataset.v ?? "", ...(cell.dataset.is?.split(" ") ?? []));
     });
     const arm = row.dataset.arm === undefined ? {} : data.arms[row.dataset.arm];
     return found.concat(Object.keys(arm).filter(named).map((name) => arm[name]));

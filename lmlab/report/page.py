@@ -15,8 +15,9 @@ from string import Template
 from typing import Any
 
 from lmlab.report import palette
+from lmlab.report.captions import above_the_frame, and_, part_of_val, unfinished, warning
 from lmlab.report.curve_svg import AXES, METRICS, Frame, diverged, draw, frame, thinned
-from lmlab.report.model import BPB, Cell, Column, Curve, Report, Table
+from lmlab.report.model import Arm, Cell, Column, Curve, Report, Table
 from lmlab.report.palette import Stroke
 
 MISSING = "–"
@@ -64,7 +65,7 @@ def _summary(report: Report) -> str:
     n_runs = sum(len(arm.runs) for arm in report.arms)
     said = f"{_counted(len(report.arms), 'arm')}, {_counted(n_runs, 'run')}"
     if report.axes:
-        said += ", differing in " + _and(f"<b>{escape(axis)}</b>" for axis in report.axes)
+        said += ", differing in " + and_(f"<b>{escape(axis)}</b>" for axis in report.axes)
     lines = [f"<p>{said}.</p>"]
     if report.baseline is not None:
         lines.append(f"<p>Baseline: <b>{escape(report.arms[report.baseline].label)}</b>.</p>")
@@ -77,11 +78,6 @@ def _summary(report: Report) -> str:
 
 def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (list, dict, bool)) or value is None else str(value)
-
-
-def _and(words: Iterable[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _counted(n: int, noun: str) -> str:
@@ -106,7 +102,7 @@ def _arms(report: Report, table: Table | None, looks: Sequence[Stroke]) -> str:
     if table is None:
         return ""
     # A row is an arm, in the same order; then each row can show the arm's line and the filter can reach the curves.
-    known = looks if len(table.rows) == len(looks) else None
+    known = list(zip(report.arms, looks, strict=True)) if len(table.rows) == len(looks) else []
     return f"<section aria-labelledby=arms><h2 id=arms>Arms</h2>{_table(table, known)}</section>"
 
 
@@ -117,9 +113,11 @@ def _runs(table: Table | None) -> str:
     return f"<details class=fold id=runs>{heading}{_table(table)}</details>"
 
 
-def _table(table: Table, looks: Sequence[Stroke] | None = None) -> str:
+def _table(table: Table, arms: Sequence[tuple[Arm, Stroke]] = ()) -> str:
     head = "".join(_heading(column) for column in table.columns)
-    rows = "".join(_row(table.columns, row, i, looks) for i, row in enumerate(table.rows))
+    rows = "".join(
+        _row(table.columns, row, i, *(arms[i] if arms else (None, None))) for i, row in enumerate(table.rows)
+    )
     key = "".join(f"<dt>{escape(c.title)}<dd>{escape(c.help)}" for c in table.columns if c.help)
     meaning = f"<details class=key><summary>What the columns mean</summary><dl>{key}</dl></details>" if key else ""
     name = escape(table.name)
@@ -136,46 +134,56 @@ def _heading(column: Column) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A dotted key may be broken after its dots, so that a column of short values stays narrow."""
-    return escape(name).replace(".", ".<wbr>")
+    """A key may be broken after its dots and underscores, so that a column of short values stays narrow."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
-def _row(columns: Sequence[Column], cells: Sequence[Cell], index: int, looks: Sequence[Stroke] | None) -> str:
-    arm = f" data-arm={index}" if looks else ""
+def _row(columns: Sequence[Column], cells: Sequence[Cell], index: int, arm: Arm | None, look: Stroke | None) -> str:
+    which = f" data-arm={index}" if arm else ""
     mark = " class=baseline" if any(cell.mark == "baseline" for cell in cells) else ""
-    swatch = _swatch(looks[index]) if looks else ""
-    inside = "".join(
-        _cell(column, cell, swatch if first else "", first)
-        for column, cell, first in zip(columns, cells, [True] + [False] * len(cells), strict=False)
-    )
-    return f"<tr{arm}{mark}>{inside}</tr>\n"
+    pairs = list(zip(columns, cells, strict=True))
+    inside = "".join(_cell(column, cell, arm, look, heading=i == 0) for i, (column, cell) in enumerate(pairs))
+    return f"<tr{which}{mark}>{inside}</tr>\n"
 
 
-def _cell(column: Column, cell: Cell, before: str, heading: bool) -> str:
+def _cell(column: Column, cell: Cell, arm: Arm | None, look: Stroke | None, *, heading: bool) -> str:
     kinds = ["n"] if column.numeric else []
     kinds += ["long"] if len(cell.text) > LONG and not column.numeric and not heading else []
     kinds += ["missing"] if cell.value is None and cell.text[:1] in ("", MISSING) else []
-    kinds += [cell.mark] if cell.mark in ("warn", "bad") else []
-    kinds += _sign(column, cell)
-    number = 0.0 if _is_delta(column) and cell.mark == "baseline" else cell.value
+    kinds += [cell.mark] if cell.mark in ("warn", "bad", "lower", "higher") else []
+    number = _number(column, cell, arm)
     value = f" data-v={number!r}" if isinstance(number, (int, float)) and math.isfinite(number) else ""
     named = f' class="{" ".join(kinds)}"' if kinds else ""
     tag = "th scope=row" if heading else "td"
-    text = escape(cell.text) or MISSING
-    if before:
-        text = f"<div class=named>{before}<span>{text}</span></div>"
-    return f"<{tag}{named}{value}>{text}</{tag.split()[0]}>"
+    text = _text(column, cell)
+    if heading and look:
+        text = f"<div class=named>{_swatch(look)}<span>{text}</span></div>"
+    return f"<{tag}{named}{value}{_states(column, cell, arm)}>{text}</{tag.split()[0]}>"
 
 
-def _is_delta(column: Column) -> bool:
-    return column.key == "delta"
+def _text(column: Column, cell: Cell) -> str:
+    """Of `−0.1 ± 0.1 (2 of 3 seeds)` the remark may stand below the number, where the screen is narrow."""
+    number, bracket, remark = cell.text.partition(" (")
+    if column.numeric and bracket:
+        return f"<span>{escape(number)}</span> <small>({escape(remark)}</small>"
+    return escape(cell.text) or MISSING
 
 
-def _sign(column: Column, cell: Cell) -> list[str]:
-    """Faint colour for a delta, by its sign alone: whether it is more than noise is not said here."""
-    if not _is_delta(column) or not isinstance(cell.value, (int, float)):
-        return []
-    return ["lower"] if cell.value < 0 else ["higher"] if cell.value > 0 else []
+def _number(column: Column, cell: Cell, arm: Arm | None) -> object:
+    """What a cell sorts by: the baseline as no difference, an arm's state by the share of its runs that finished."""
+    if column.key == "delta" and cell.mark == "baseline":
+        return 0.0
+    if column.key == "state" and arm is not None and arm.runs:
+        return round(arm.states.get("finished", 0) / len(arm.runs), 4)
+    return cell.value
+
+
+def _states(column: Column, cell: Cell, arm: Arm | None) -> str:
+    """The plain words that `state=` in the filter finds, whatever else stands in the cell."""
+    if column.key != "state":
+        return ""
+    words = " ".join(arm.states) if arm is not None else cell.value
+    return f' data-is="{escape(words)}"' if isinstance(words, str) else ""
 
 
 def _swatch(look: Stroke) -> str:
@@ -207,35 +215,45 @@ def _figures(report: Report) -> list[tuple[list[Curve], Frame]]:
 def _curves(report: Report, figures: Sequence[tuple[list[Curve], Frame]], looks: Sequence[Stroke]) -> str:
     if not figures:
         return "<section aria-labelledby=curves><h2 id=curves>Curves</h2><p>No run has a point to draw.</p></section>"
-    baseline = "<small class=faint>baseline</small>"
     names = "".join(
-        f"<li data-arm={i}>{_swatch(look)}<span>{escape(arm.label)}</span>{baseline if arm.is_baseline else ''}</li>"
+        f"<li data-arm={i}>{_swatch(look)}<span>{escape(arm.label)}</span>{_apart(arm)}</li>"
         for i, (arm, look) in enumerate(zip(report.arms, looks, strict=True))
     )
-    drawn = "\n".join(_figure(curves, shown, looks) for curves, shown in figures)
+    drawn = "\n".join(_figure(report, curves, shown, looks) for curves, shown in figures)
     return (
         "<section class=curves aria-labelledby=curves><h2 id=curves>Curves</h2><div class=beside>"
         f"<ul class=legend aria-label=arms>{names}</ul><div class=figures>{drawn}</div></div></section>"
     )
 
 
-def _figure(curves: Sequence[Curve], shown: Frame, looks: Sequence[Stroke]) -> str:
+def _apart(arm: Arm) -> str:
+    """What the legend says of an arm besides its name."""
+    words = [*(["baseline"] if arm.is_baseline else []), *([unfinished(arm)] if unfinished(arm) else [])]
+    return f"<small class=faint>{', '.join(words)}</small>" if words else ""
+
+
+def _figure(report: Report, curves: Sequence[Curve], shown: Frame, looks: Sequence[Stroke]) -> str:
     metric, axis = curves[0].metric, curves[0].x_name
     metric_words, axis_words = METRICS.get(metric, (metric, metric)), AXES.get(axis, (axis, axis))
     says = ["Lines: the mean over seeds."]
-    if len(looks) <= palette.MANY and any(curve.n > 1 for curve in curves):
+    if len(looks) <= palette.BANDS and any(curve.n > 1 for curve in curves):
         says = ["Lines: the mean over seeds; bands: the lowest and the highest seed."]
-    if metric == BPB:
-        says.append("Curves look at the part of val that is evaluated while training; the table is of all of val.")
-    if shown.cut:
-        says.append(f"{_counted(shown.cut, 'arm')} {'ends' if shown.cut == 1 else 'end'} above the frame.")
+    if cut := above_the_frame(report, shown):
+        says.append(f"{escape(cut)}.")
     label = f"{metric_words[1]} against {axis_words[1]}, {_counted(len(curves), 'line')}"
     return (
         f'<figure data-metric="{escape(metric)}" data-x="{escape(axis)}" data-metric-name="{escape(metric_words[0])}" '
-        f'data-x-name="{escape(axis_words[0])}"><figcaption><b>{escape(metric_words[1])}</b></figcaption>'
+        f'data-x-name="{escape(axis_words[0])}"><figcaption><b>{escape(metric_words[1])}</b>'
+        f"{_measured(report, curves)}</figcaption>"
         f"<div class=frame>{draw(curves, looks, shown, label=label)}</div>"
         f'<p class="faint says">{" ".join(says)}</p></figure>'
     )
+
+
+def _measured(report: Report, curves: Sequence[Curve]) -> str:
+    """What of, where that is not all of val; and a warning where the lines do not compare."""
+    said = f" {part}; the table is of all of val" if (part := part_of_val(report, curves)) else ""
+    return said + (f" <span class=unlike>{warned}</span>" if (warned := warning(report, curves)) else "")
 
 
 def _data(report: Report, figures: Sequence[tuple[list[Curve], Frame]]) -> dict[str, Any]:

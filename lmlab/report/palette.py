@@ -12,7 +12,8 @@ from dataclasses import dataclass
 LIGHT = ("#1a1a1a", "#0067a8", "#d55e00", "#009e73", "#bf6098", "#e69f00", "#48aae2")
 DARK = ("#f2f2f2", "#4c9be8", "#f57136", "#27c498", "#e08bc4", "#f5c84c", "#93d4fa")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (1.5, 2.5), (9, 3, 2, 3), (12, 4))
-MANY = 24  # arms; above it lines are thin and seed bands are left out
+BANDS = 8  # arms; above it seed bands would lie over each other, and are left out
+MANY = 24  # arms; above it lines are thin
 
 
 @dataclass(frozen=True)

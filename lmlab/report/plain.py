@@ -7,7 +7,7 @@ import io
 from dataclasses import asdict
 from typing import Any
 
-from lmlab.report.model import BPB, Arm, Report, Run, Table
+from lmlab.report.model import BPB, Arm, Delta, Report, Run, Table
 from lmlab.runs.files import to_json
 
 SPREAD = {"val_bits_per_byte": BPB, "test_bits_per_byte": "test/bits_per_byte", "tokens_per_s": "tokens_per_s"}
@@ -15,20 +15,34 @@ SPREAD |= {"best_val_bits_per_byte": "best/val/bits_per_byte"}
 
 
 def arms_csv(report: Report) -> str:
-    """The arms: the table's values, then the spread and number of seeds behind each mean."""
+    """The arms: the table's values, the state in words, then what is behind them: spreads, numbers of seeds and runs,
+    and why there is no difference to the baseline."""
     table = _table(report, "arms")
     means = [column.key for column in table.columns if column.key in SPREAD]
     head = ["arm", "baseline", *(column.key for column in table.columns if column.key != "arm")]
-    head += [f"{key}_{what}" for key in means for what in ("sd", "n")] + ["delta_sd", "delta_n", "delta_paired"]
+    head += [f"{key}_{what}" for key in means for what in ("sd", "n")] + [
+        "delta_sd",
+        "delta_n",
+        "delta_paired",
+        "delta_why",
+    ]
+    head += ["n_finished", "n_runs"]
     rows = []
     for arm, row in zip(report.arms, table.rows, strict=True):
-        cells = [cell.value for cell, column in zip(row, table.columns, strict=True) if column.key != "arm"]
+        pairs = [(cell, column.key) for cell, column in zip(row, table.columns, strict=True) if column.key != "arm"]
+        cells = [cell.text if key == "state" else cell.value for cell, key in pairs]
         stats = [arm.stats.get(SPREAD[key]) for key in means]
         spread = [value for stat in stats for value in ((stat.sd, stat.n) if stat else (None, 0))]
-        delta = arm.delta
-        more = [delta.sd, delta.n, delta.paired] if delta is not None and delta.mean is not None else [None, 0, None]
-        rows.append([arm.label, arm.is_baseline, *cells, *spread, *more])
+        runs = [arm.states.get("finished", 0), len(arm.runs)]
+        rows.append([arm.label, arm.is_baseline, *cells, *spread, *_behind(arm.delta), *runs])
     return _csv([head, *rows])
+
+
+def _behind(delta: Delta | None) -> list[Any]:
+    """sd, n, paired, why."""
+    if delta is None or delta.mean is None:
+        return [None, 0, None, delta.why if delta is not None else None]
+    return [delta.sd, delta.n, delta.paired, None]
 
 
 def runs_csv(report: Report) -> str:

@@ -1,76 +1,66 @@
 """What the words after `lmlab report` name: runs, sweeps, folders of runs and bundles, in any mixture.
 
-Nothing named is the newest sweep, else every run. A sweep only lists runs: they are looked up in the runs folder, and a
-member that nobody began is kept as planned.
+Nothing named is the newest sweep, else every run. Members of a sweep that have no directory are kept as planned or
+missing. What is there and can't be used is named in a note, and is an error only when nothing is left.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from lmlab.errors import RunError, listed, nearest
 from lmlab.report import bundle
+from lmlab.report.plans import Sweep, moment, read_sweep, sweep_at, sweep_folders, sweep_named
+from lmlab.report.strays import strays
 from lmlab.runs import find
 from lmlab.runs.layout import parse_name
 from lmlab.runs.rundir import RunDir
 
-SWEEPS, PLAN, LEDGER = "sweeps", "sweep.json", "ledger.jsonl"
-_HEX = re.compile(r"^[0-9a-f]{4,8}$")
-
-
-@dataclass
-class Member:
-    """A run that a sweep lists; `path` is its directory, None when nobody began it."""
-
-    run: str
-    hash: str
-    arm: str
-    seed: int | None
-    overrides: list[str]
-    path: Path | None = None
-
-
-@dataclass
-class Sweep:
-    """A sweep's plan as its sweep.json tells it. arms: {id: {"config": {…}}} in the sweep's order."""
-
-    path: Path
-    name: str
-    used: str  # when it was last started
-    baseline: str | None
-    arms: dict[str, dict[str, Any]]
-    members: list[Member]
+MAKES_ONE = "`lmlab train` makes one; `lmlab runs ls` lists them"
 
 
 @dataclass
 class Selection:
-    """What a report is made of. `states` are those of runs from a bundle, which nobody can be running any more."""
+    """What a report is made of. `states` are those of runs from a bundle, which nobody can be running any more.
+
+    baselines: what the sweeps and bundles compare with, in the order named: (a sweep, the name of its arm), or the
+    directory of a run or the label that a bundle was made with. chosen: whether somebody chose this report's.
+    """
 
     title: str = ""
     source: str = ""
     runs: list[RunDir] = field(default_factory=list)
     sweeps: list[Sweep] = field(default_factory=list)
     states: dict[Path, str] = field(default_factory=dict)
-    baseline: str | None = None  # what a bundle was made with
+    baselines: list[tuple[Sweep, str] | Path | str] = field(default_factory=list)
+    chosen: bool = False
     notes: list[str] = field(default_factory=list)
+    passed: list[RunError] = field(default_factory=list)  # words that name what can't be used
 
     def add(self, runs: Sequence[RunDir]) -> None:
-        """These runs too; one that is there already is not taken twice."""
+        """These runs too; one that is there already, by whatever path, is not taken twice."""
         known = {run.path.resolve() for run in self.runs}
-        self.runs += [run for run in runs if run.path.resolve() not in known]
+        for run in runs:
+            if (place := run.path.resolve()) not in known:
+                known.add(place)
+                self.runs.append(run)
 
     def add_sweep(self, sweep: Sweep) -> None:
-        if all(other.path.resolve() != sweep.path.resolve() for other in self.sweeps):
-            self.sweeps.append(sweep)
-            self.add([RunDir(member.path) for member in sweep.members if member.path is not None])
+        if any(other.path.resolve() == sweep.path.resolve() for other in self.sweeps):
+            return
+        self.sweeps.append(sweep)
+        self.add([RunDir(member.path) for member in sweep.members if member.path is not None])
+        if sweep.baseline is not None:
+            self.baselines.append((sweep, sweep.baseline))
+        gone = {member.run for member in sweep.members if member.path is None}
+        self.note(strays(sweep.path.absolute().parents[1], gone))
+
+    def note(self, lines: Sequence[str]) -> None:
+        self.notes += [line for line in lines if line not in self.notes]
 
 
 @contextmanager
@@ -85,6 +75,9 @@ def opened(words: Sequence[str], root: Path) -> Iterator[Selection]:
             _take(word, root, selection, stack)
         if not words:
             _take_newest(root, selection)
+        if selection.passed and not selection.runs and not selection.sweeps:
+            raise selection.passed[0]
+        selection.note([f"{error.message}; passed over" for error in selection.passed])
         selection.title = selection.title or _title(words, selection)
         selection.source = selection.source or " ".join(words)
         yield selection
@@ -104,26 +97,53 @@ def _title(words: Sequence[str], selection: Selection) -> str:
 
 def _take(word: str, root: Path, selection: Selection, stack: ExitStack) -> None:
     path = Path(word).expanduser()
-    if path.is_file() and path.suffix == ".zip":
+    if _is(path, "is_file") and path.suffix == ".zip":
         _take_bundle(path, selection, stack)
-    elif (sweep := _sweep_at(path) or _sweep_named(word, root)) is not None:
-        selection.add_sweep(sweep)
-    elif path.is_dir() and not _is_in_run(path):
-        runs = find.list_runs(path, set_aside=False)
-        if not runs:
-            raise RunError(f"there are no runs in {path}", "`lmlab train` makes one; `lmlab runs ls` lists them")
-        selection.add(runs)
+    elif (folder := sweep_at(path) or sweep_named(word, root)) is not None:
+        selection.add_sweep(read_sweep(folder))
+    elif _is(path, "is_dir") and not _is_in_run(path):
+        _take_folder(path, selection)
+    elif _is(path, "is_file") and not _is_in_run(path.parent):
+        selection.passed.append(RunError(f"{path} is no run, sweep, folder or bundle", MAKES_ONE))
     elif path.suffix == ".zip":
         raise RunError(f"there is no file {path}", "`lmlab report … --bundle out.zip` writes a bundle")
+    elif path.is_symlink() and not path.exists():
+        selection.passed.append(RunError(f"{path} is a link to nothing", MAKES_ONE))
     else:
         selection.add([_run(word, root)])
+
+
+def _is(path: Path, what: str) -> bool:
+    """path.is_file() or path.is_dir(), False also where it can't be told."""
+    try:
+        return bool(getattr(path, what)())
+    except OSError:
+        return False
+
+
+def _take_folder(path: Path, selection: Selection) -> None:
+    """Every run in a folder; one that holds none may itself be what is left of a run."""
+    runs, odd = find.list_runs(path, set_aside=False), strays(path)
+    selection.add(runs)
+    if runs:
+        selection.note(odd)
+    elif itself := strays(path.absolute().parent, {path.absolute().name}):
+        selection.passed.append(RunError(f"{path.parent / itself[0]}", MAKES_ONE))
+    else:
+        selection.passed.append(RunError(f"there are no runs in {path}" + _of(odd), MAKES_ONE))
+
+
+def _of(odd: Sequence[str]) -> str:
+    return f": {listed(odd, 4)}" if odd else ""
 
 
 def _run(word: str, root: Path) -> RunDir:
     try:
         return find.find(word, root)
     except RunError as error:
-        sweeps = [path.name for path in _sweep_folders(root)]
+        if odd := strays(root, {word}):
+            raise RunError(f"{root / odd[0]}", MAKES_ONE) from error
+        sweeps = [path.name for path in sweep_folders(root)]
         guess = nearest(word, [*sweeps, *(parse_name(name).slug for name in sweeps)])
         if sweeps and "could be any of" not in error.message:
             more = f"did you mean the sweep {guess}?" if guess else f"sweeps there: {listed(sweeps)}"
@@ -137,90 +157,30 @@ def _is_in_run(path: Path) -> bool:
 
 
 def _take_newest(root: Path, selection: Selection) -> None:
-    plans = []
-    for folder in _sweep_folders(root):
+    """The newest sweep, else all runs. A plan that can't be read is named; as the newest it stands for no other."""
+    plans: list[tuple[float, str, Sweep | RunError]] = []
+    for folder in sweep_folders(root):
         try:
-            plans.append(read_sweep(folder))
+            sweep = read_sweep(folder)
+            plans.append((moment(folder, sweep.used), folder.name, sweep))
         except RunError as error:
-            selection.notes.append(f"{error.message}; passed over")
-    if plans:
-        newest = max(plans, key=lambda sweep: (_moment(sweep), sweep.name))
+            plans.append((moment(folder), folder.name, error))
+    newest = max(plans, key=lambda plan: plan[:2])[2] if plans else None
+    for *_, plan in plans:
+        if isinstance(plan, RunError):
+            instead = "it was the newest sweep, so all runs are shown" if plan is newest else "passed over"
+            selection.note([f"warning: {plan.message}; {instead}"])
+    if isinstance(newest, Sweep):
         selection.add_sweep(newest)
         selection.title, selection.source = newest.name, str(newest.path)
         return
-    runs = find.list_runs(root, set_aside=False)
+    runs, odd = find.list_runs(root, set_aside=False), strays(root)
     if not runs:
-        raise RunError(f"there are no runs in {root}", "`lmlab train` makes one; elsewhere: paths.runs=FOLDER")
+        message = f"there are no runs in {root}"
+        raise RunError(message + _of(odd), "`lmlab train` makes one; elsewhere: paths.runs=FOLDER")
     selection.add(runs)
+    selection.note(odd)
     selection.title, selection.source = "all runs", str(root)
-
-
-def _moment(sweep: Sweep) -> float:
-    """When the sweep was last started: by its plan, else by the file."""
-    try:
-        made = datetime.fromisoformat(sweep.used)
-        return (made if made.tzinfo else made.replace(tzinfo=UTC)).timestamp()
-    except ValueError:
-        return (sweep.path / PLAN).stat().st_mtime
-
-
-# ---------------------------------------------------------------- sweeps
-
-
-def _sweep_folders(root: Path) -> list[Path]:
-    return sorted(path.parent for path in Path(root).glob(f"{SWEEPS}/*/{PLAN}"))
-
-
-def _sweep_at(path: Path) -> Sweep | None:
-    folder = path.parent if path.name == PLAN else path
-    return read_sweep(folder) if (folder / PLAN).is_file() else None
-
-
-def _sweep_named(word: str, root: Path) -> Sweep | None:
-    """By its directory's name, its slug, or 4 and more characters of its hash. Raises RunError for several."""
-    folders = _sweep_folders(root)
-    for fits in (
-        [f for f in folders if f.name == word],
-        [f for f in folders if parse_name(f.name).slug == word],
-        [f for f in folders if _HEX.match(word) and parse_name(f.name).hash.startswith(word)],
-    ):
-        if fits:
-            runs = [run for run in find.list_runs(root, set_aside=False) if word in (run.name, run.slug)]
-            names = [f"sweep {f.name}" for f in fits] + [f"run {run.name}" for run in runs]
-            if len(names) > 1:
-                raise RunError(f"{word} could be any of {listed(names)}", "give the whole name, or its path")
-            return read_sweep(fits[0])
-    return None
-
-
-def read_sweep(folder: Path) -> Sweep:
-    """The plan in `folder`, its members looked up in the runs folder beside. Raises RunError for a damaged plan."""
-    path = folder / PLAN
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        arms = {str(name): {"config": dict(arm["config"])} for name, arm in plan["arms"].items()}
-        members = [_member(entry) for entry in plan["members"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        raise RunError(f"{path} can't be read: {reason}", "the same `lmlab sweep` command writes it anew") from error
-    _look_up(members, folder.absolute().parents[1])
-    used = str(plan.get("used") or plan.get("created") or "")
-    return Sweep(folder, folder.absolute().name, used, plan.get("baseline"), arms, members)
-
-
-def _member(entry: dict[str, Any]) -> Member:
-    seed = entry["seed"] if type(entry.get("seed")) is int else None
-    words = [str(word) for word in entry.get("overrides") or []]
-    return Member(str(entry["run"]), str(entry.get("hash") or ""), str(entry["arm"]), seed, words)
-
-
-def _look_up(members: Sequence[Member], root: Path) -> None:
-    """Where each member lies: by its directory's name, else by its hash. Runs set aside are nobody's members."""
-    there = find.list_runs(root, set_aside=False)
-    by_name = {run.name: run.path for run in there}
-    by_hash = {run.hash: run.path for run in there if run.hash}
-    for member in members:
-        member.path = by_name.get(member.run) or by_hash.get(member.hash)
 
 
 # ---------------------------------------------------------------- bundles
@@ -229,10 +189,13 @@ def _look_up(members: Sequence[Member], root: Path) -> None:
 def _take_bundle(path: Path, selection: Selection, stack: ExitStack) -> None:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmlab-report-")))
     told = bundle.unpack(path, folder)
+    if told.baseline_run:
+        selection.baselines.append(folder / told.baseline_run)
+    elif told.baseline:
+        selection.baselines.append(told.baseline)
     for name in told.sweeps:
         selection.add_sweep(read_sweep(folder / name))
     selection.add([RunDir(folder / name) for name in told.runs])
     selection.states |= {(folder / name).resolve(): state for name, state in told.states.items()}
     selection.title, selection.source = selection.title or told.title, selection.source or str(path)
-    selection.baseline = selection.baseline or told.baseline
-    selection.notes += told.notes
+    selection.note(told.notes)

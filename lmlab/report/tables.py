@@ -10,18 +10,18 @@ from lmlab.report.model import BPB, Arm, Cell, Column, Delta, Run, Stat, Table
 
 MISSING = Cell("–")
 BEST, TEST = "best/val/bits_per_byte", "test/bits_per_byte"
-BAD = ("diverged", "failed", "unreadable")
+BAD = ("diverged", "failed", "unreadable", "missing")
 FIGURES = (
+    Column("val_bits_per_byte", "val bits/byte", True, "Last checkpoint on all of val: mean ± sd over finished runs."),
+    Column("delta", "Δ baseline", True, "Of val bits/byte: below zero is better; coloured where larger than its ±."),
+    Column("best_val_bits_per_byte", "best on val", True, "The checkpoint that was best on val, on all of val."),
+    Column("state", "state", False, "Finished of all runs, and the others by state."),
+    Column("seeds", "seeds", False, "Seeds of the finished runs."),
     Column("parameters", "parameters", True, "Numbers that are trained."),
     Column("tokens", "tokens", True, "Tokens trained on, mean over finished runs."),
-    Column("val_bits_per_byte", "val bits/byte", True, "Last checkpoint on all of val: mean ± sd over finished runs."),
-    Column("delta", "Δ baseline", True, "val bits/byte minus the baseline's; below zero is better."),
-    Column("best_val_bits_per_byte", "best on val", True, "The checkpoint that was best on val, on all of val."),
     Column("test_bits_per_byte", "test bits/byte", True, "Last checkpoint on all of test."),
     Column("tokens_per_s", "tok/s", True, "Training speed, mean over finished runs."),
     Column("peak_memory_bytes", "peak memory", True, "The largest of the arm's runs."),
-    Column("state", "state", False, "Finished of all runs, and the others by state."),
-    Column("seeds", "seeds", False, "Seeds of the finished runs."),
 )
 RUN_COLUMNS = (
     Column("run", "run", False, "The run's directory."),
@@ -106,14 +106,26 @@ def _whole(value: float) -> float | int:
 def delta_cell(arm: Arm) -> Cell:
     if arm.is_baseline:
         return Cell("baseline", None, "baseline")
-    return MISSING if arm.delta is None else Cell(delta_text(arm.delta), arm.delta.mean)
+    return MISSING if arm.delta is None else Cell(delta_text(arm.delta, _seeds(arm)), arm.delta.mean, side(arm.delta))
 
 
-def delta_text(delta: Delta) -> str:
-    """`−0.0123 ± 0.0030`, or why there is none, unless the state says so."""
+def _seeds(arm: Arm) -> int:
+    return arm.stats[BPB].n if BPB in arm.stats else 0
+
+
+def side(delta: Delta) -> str:
+    """The mark of a difference that is larger than its own spread over seeds; none of what may be noise."""
+    if delta.mean is None or delta.sd is None or delta.n < 2 or abs(delta.mean) <= delta.sd:
+        return ""
+    return "" if not float(f"{delta.mean:.4f}") else "lower" if delta.mean < 0 else "higher"
+
+
+def delta_text(delta: Delta, seeds: int = 0) -> str:
+    """`−0.0123 ± 0.0030`, with `(2 of 3 seeds)` where the arm has more; or why there is none, unless the state does."""
     if delta.mean is None:
         return "–" if "finished" in delta.why else f"– ({delta.why})"
-    return signed(delta.mean) + (f" ± {delta.sd:.4f}" if delta.sd is not None else "")
+    text = signed(delta.mean) + (f" ± {delta.sd:.4f}" if delta.sd is not None else "")
+    return text + (f" ({delta.n} of {seeds} seeds)" if delta.paired and delta.n < seeds else "")
 
 
 def signed(value: float) -> str:

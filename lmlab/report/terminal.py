@@ -45,7 +45,7 @@ def show(report: Report, console: Console) -> None:
         if lines:
             _line(console, Text(""))
         for line in lines:
-            _line(console, Text(mark, style=style) + Text(line))
+            _line(console, Text.assemble((mark, style), line))
 
 
 def show_arms(report: Report, console: Console) -> None:
@@ -155,15 +155,16 @@ def _styled(cell: Cell) -> Text:
 
 
 def _blocks(console: Console, table: Table) -> None:
-    """For each row what it is, then its other cells, one a line."""
+    """For each row what it is, then its other cells, one a line, further in where it goes on."""
     for row in table.rows:
         console.print(Text(row[0].text, style="bold"))
         for column, cell in zip(table.columns[1:], row[1:], strict=True):
             if cell.text != "–":
-                console.print(Text(f"  {column.title}: ") + _styled(cell))
+                first, *others = (Text(f"{column.title}: ") + _styled(cell)).wrap(console, console.width - 2 * len(GAP))
+                console.print(Text(GAP) + first, *(Text(2 * GAP) + line for line in others), sep="\n")
 
 
 def _name_columns(columns: Sequence[Column]) -> list[Column]:
     """Those that say what an arm is: they stand before its figures."""
     keys = [column.key for column in columns]
-    return list(columns[: keys.index("parameters")])
+    return list(columns[: keys.index("val_bits_per_byte")])

@@ -24,9 +24,9 @@ class Found:
 
 
 def list_runs(root: Path, *, set_aside: bool = True) -> list[RunDir]:
-    """Every run directory in `root`, by name. An absent root holds none."""
+    """Every run directory in `root`, by name. An absent root holds none; entries that can't be read are passed over."""
     try:
-        entries = [e.name for e in os.scandir(root) if e.is_dir() and e.name not in NOT_RUNS]
+        entries = [e.name for e in os.scandir(root) if e.name not in NOT_RUNS and _is_dir(e)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -34,7 +34,21 @@ def list_runs(root: Path, *, set_aside: bool = True) -> list[RunDir]:
             f"can't list the runs in {root}: {error.strerror}", "give another folder: paths.runs=FOLDER"
         ) from error
     runs = [RunDir(Path(root) / name) for name in sorted(entries)]
-    return [run for run in runs if run.exists() and (set_aside or not run.is_set_aside)]
+    return [run for run in runs if (set_aside or not run.is_set_aside) and _exists(run)]
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _exists(run: RunDir) -> bool:
+    try:
+        return run.exists()
+    except OSError:  # a folder of somebody else
+        return False
 
 
 def run_directory(root: Path, hash8: str, name: str) -> Path:

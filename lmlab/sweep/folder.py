@@ -24,7 +24,7 @@ from lmlab.errors import RunError
 from lmlab.runs.files import atomic_write, disk, to_json
 from lmlab.runs.layout import now
 from lmlab.sweep.members import Member, arm_config
-from lmlab.sweep.space import SEED, SWEEPER, Space
+from lmlab.sweep.space import SWEEPER, Space, is_seed
 
 VERSION = 1
 PLAN, LEDGER, LOGS, LOCK = "sweep.json", "ledger.jsonl", "logs", ".lock"
@@ -33,7 +33,7 @@ SLUG_CHARS = 60
 
 def sweep_name(space: Space, members: Sequence[Member], name: str | None) -> str:
     """`<name, else the axes>-<hash of the arms>`; of the drawn words when a sweeper chooses the members."""
-    keys = [key for key in (*space.axes, *(word.partition("=")[0] for word in space.drawn)) if key != SEED]
+    keys = [key for key in (*space.axes, *(word.partition("=")[0] for word in space.drawn)) if not is_seed(key)]
     slug = name or "-".join(key.rpartition(".")[2] for key in keys)[:SLUG_CHARS] or "seeds"
     told = sorted({m.arm for m in members})
     if space.chosen(SWEEPER):  # its members are not known yet: the words tell one sweep from another

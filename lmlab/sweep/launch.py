@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -93,6 +93,7 @@ def multirun(space: Space, task: Task, folder: Path, run_all: RunAll, config_dir
     words += [f"{key}=" + ",".join(o.value for o in values) for key, values in space.axes.items()]
     chosen = [*space.hydra, *([] if space.chosen(LAUNCHER) else [f"{LAUNCHER}={LOCAL}"])]
     LocalLauncher.run_all = staticmethod(run_all)
+    _quiet_optuna()
     with _hydra() as hydra, _told(space):
         return hydra.multirun(
             config_name="config",
@@ -100,6 +101,14 @@ def multirun(space: Space, task: Task, folder: Path, run_all: RunAll, config_dir
             overrides=[*words, *chosen, *_settings(folder, config_dir)],
             with_log_configuration=False,
         )
+
+
+def _quiet_optuna() -> None:
+    """Its own lines say nothing that the sweep does not."""
+    with suppress(ImportError):
+        import optuna  # type: ignore[import-not-found,unused-ignore]
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _settings(folder: Path, config_dir: str | None) -> list[str]:

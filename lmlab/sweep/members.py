@@ -33,6 +33,7 @@ class Member:
     words: list[str]
     loaded: Loaded
     label: str
+    seeds: str  # `seed=1`
     hash: str
     arm: str
     path: Path
@@ -44,7 +45,7 @@ class Member:
     @property
     def name(self) -> str:
         """`norm=rmsnorm pos=rope seed=1`."""
-        return " ".join([*([self.label] if self.label else []), f"seed={self.seed}"])
+        return " ".join([*([self.label] if self.label else []), self.seeds])
 
 
 def compose(space: Space, *, config_dir: str | None = None) -> tuple[list[Member], list[str]]:
@@ -65,15 +66,16 @@ def compose(space: Space, *, config_dir: str | None = None) -> tuple[list[Member
             wrong.append((space.label(point), error))
     if wrong:
         raise_all(named(wrong, total=len(found) + len(wrong)))
-    return _distinct([member(loaded, space.label(point)) for point, loaded in found])
+    return _distinct([member(loaded, space.label(point), space.seeds(point)) for point, loaded in found])
 
 
-def member(loaded: Loaded, label: str) -> Member:
+def member(loaded: Loaded, label: str, seeds: str = "") -> Member:
     """The member that a composed experiment is."""
     exp = loaded.experiment
     hash8 = config_hash(exp)
     path = run_directory(Path(exp.paths.runs).expanduser(), hash8, exp.name or slug(exp))
-    return Member(loaded.overrides, loaded, label, hash8, arm_id(exp), path)
+    seeds = seeds or f"seed={exp.seed.all}"
+    return Member(loaded.overrides, loaded, label, seeds, hash8, arm_id(exp), path)
 
 
 def arm_id(experiment: Experiment) -> str:

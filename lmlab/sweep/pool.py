@@ -6,6 +6,7 @@ another sweep holds is left to it and looked at again later. Children end when t
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -25,7 +26,8 @@ from lmlab.sweep.slots import Slot
 
 TRIES = 3
 TICK_S = 0.5
-STOP_S = 120  # a child that was asked to stop saves a checkpoint first
+STOP_S = 120.0  # a child that is asked to stop saves a checkpoint first
+ORPHAN_S = 20.0  # less when the pool is gone: a run that hangs must not keep its claim
 PRELOAD = ["lmlab.sweep.preload"]
 
 
@@ -51,11 +53,16 @@ class Job:
     started: float = 0.0
 
 
+class Died(TrainingFailed):
+    """A process ended without an answer."""
+
+
 class Observer(Protocol):
     """Hears what the pool does; `open` is asked before a job starts: None to train it, an outcome when it ended."""
 
     def ended(self, job: Job) -> Outcome | None: ...
     def began(self, job: Job, slot: Slot) -> None: ...
+    def held(self, job: Job) -> None: ...
     def done(self, job: Job, *, again: bool = False) -> None: ...
     def tick(self, running: Sequence[Job], waiting: Sequence[Job]) -> None: ...
 
@@ -103,6 +110,7 @@ class Pool:
             if not free:
                 return
             if job.path is not None and is_claimed(job.path):
+                self.observer.held(job)
                 continue
             self.waiting.remove(job)
             job.outcome = self.observer.ended(job)
@@ -115,7 +123,7 @@ class Pool:
     def _launch(self, job: Job, slot: Slot) -> _Process:
         job.tries, job.started = job.tries + 1, time.monotonic()
         context = server()
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = context.Pipe()
         process = context.Process(target=_child, args=(self.work, job.words, slot, theirs, self.log_of(job)))
         process.start()
         theirs.close()
@@ -154,7 +162,7 @@ class Pool:
         """Ask the children to save and stop, and wait for them; a second signal kills them."""
         for one in self.running:
             with suppress(OSError):
-                os.kill(one.process.pid, signal.SIGTERM)
+                one.pipe.send("stop")
         try:
             deadline = time.monotonic() + STOP_S
             for one in self.running:
@@ -197,7 +205,7 @@ def warm() -> None:
 def call(function: Callable[..., Any], *args: Any, slot: Slot) -> Any:
     """The result of `function(*args)` in a process like a member's, so that this one need not import torch. Raises what
     it raises. `function` and `args` must be picklable."""
-    ours, theirs = server().Pipe(duplex=False)
+    ours, theirs = server().Pipe()
     process = server().Process(target=_answer, args=(theirs, slot, function, args))
     process.start()
     theirs.close()
@@ -205,7 +213,7 @@ def call(function: Callable[..., Any], *args: Any, slot: Slot) -> Any:
         good, value = ours.recv()
     except EOFError:
         process.join()
-        raise TrainingFailed(f"planning the sweep: {_how(process.exitcode)}", "try a smaller model=") from None
+        raise Died(f"planning the sweep: {_how(process.exitcode)}", "try a smaller model=") from None
     except BaseException:
         process.kill()
         raise
@@ -216,8 +224,7 @@ def call(function: Callable[..., Any], *args: Any, slot: Slot) -> Any:
 
 
 def _answer(pipe: Connection, slot: Slot, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.setpgrp()
-    _outlive_nobody()
+    _stand_alone(pipe)
     slot.enter()
     try:
         pipe.send((True, function(*args)))
@@ -226,10 +233,10 @@ def _answer(pipe: Connection, slot: Slot, function: Callable[..., Any], args: tu
 
 
 def _child(work: Work, words: list[str], slot: Slot, pipe: Connection, log: Path | None) -> None:
-    os.setpgrp()  # the terminal's signals go to the pool, which passes them on once
-    _outlive_nobody()
+    _stand_alone(pipe)
     if log is not None:
         _write_to(log)
+    faulthandler.enable()
     slot.enter()
     pipe.send(work(words, slot))
     pipe.close()
@@ -248,15 +255,18 @@ def _write_to(log: Path) -> None:
     os.close(descriptor)
 
 
-def _outlive_nobody() -> None:
-    """When the pool's process is gone: stop with a checkpoint; after STOP_S at once."""
+def _stand_alone(pipe: Connection) -> None:
+    """Signals of the terminal and to the pool's group go to the pool, which asks each child once, through its pipe.
+    When it asks, or is gone: stop with a checkpoint, and if that does not come to pass, at once."""
+    os.setpgrp()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ignored by the server, see preload
+        signal.signal(number, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(STOP_S)
-            os._exit(143)
+        ready = wait([pipe, *([parent.sentinel] if parent is not None else [])])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STOP_S if pipe in ready and parent is not None and parent.is_alive() else ORPHAN_S)
+        os._exit(143)
 
     threading.Thread(target=watch, name="lmlab-parent", daemon=True).start()

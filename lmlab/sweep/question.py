@@ -31,6 +31,8 @@ def expanded(words: Sequence[str]) -> list[str]:
     overrides, flags = _file(name)
     typed = {_key(w) for w in words if "=" in w and not w.startswith("-")}
     kept = [o for o in overrides if _key(o) not in typed]
+    if ALIASES["seed"] in typed:
+        flags = [f for f in flags if not f.startswith("--seeds")]
     rest = [w for w in words[1:] if w not in named]
     return [words[0], *(part for flag in flags for part in shlex.split(flag)), *rest, *kept, f"{MARK}{name}"]
 
@@ -52,6 +54,7 @@ def _file(name: str) -> tuple[list[str], list[str]]:
     path = Path(FOLDER) / name / FILE
     if not name or not path.is_file():
         known = sorted(p.parent.name for p in Path(FOLDER).glob(f"*/{FILE}"))
+        path = path if name else Path(FOLDER) / "NAME" / FILE
         guess = nearest(name, known)
         hint = f"did you mean experiment={guess}?" if guess else f"there are: {listed(known)}" if known else ""
         raise ConfigError(f"there is no {path}", hint or "run it in the folder that holds experiments/")
@@ -66,12 +69,16 @@ def _file(name: str) -> tuple[list[str], list[str]]:
 
 
 def _words(body: dict[str, Any], name: str, path: Path) -> list[str]:
+    example = {"flags": "--seeds 2", "overrides": "norm=rmsnorm,layernorm"}[name]
+    hint = f"write a line for each under {name}:, as `- {example}`"
     found = body.get(name) or []
+    if name == "flags" and isinstance(found, list):  # `[--seeds, 2]` reads as well as `--seeds 2`
+        found = [str(w) if isinstance(w, int) else w for w in found]
     if not isinstance(found, list) or not all(isinstance(w, str) for w in found):
-        raise ConfigError(
-            f"`{name}` of {path} is not a list of words", f"write a line `  - WORD` for each, under {name}:"
-        )
-    wrong = [w for w in found if w.startswith("-") != (name == "flags")]
+        raise ConfigError(f"`{name}` of {path} is not a list of words", hint)
+    wrong = [w for w in found if w.startswith("-")] if name == "overrides" else []
+    if name == "flags" and found and not found[0].startswith("--"):
+        wrong = found[:1]
     if wrong:
-        raise ConfigError(f"`{name}` of {path} holds {listed(wrong)}", "flags begin with --, overrides are key=value")
+        raise ConfigError(f"`{name}` of {path} holds {listed(wrong)}", hint)
     return found

@@ -40,8 +40,14 @@ class Space:
         return [[*self.fixed, *point] for point in itertools.product(*self.axes.values())]
 
     def label(self, point: Sequence[Override]) -> str:
-        """`norm=rmsnorm pos=rope`: what sets this point's arm apart; its seed does not."""
-        return " ".join(o.typed for o in point if len(self.axes.get(o.key, ())) > 1 and o.key != SEED)
+        """`norm=rmsnorm pos=rope`: what sets this point's arm apart; its seeds do not."""
+        return " ".join(o.typed for o in point if len(self.axes.get(o.key, ())) > 1 and not is_seed(o.key))
+
+    def seeds(self, point: Sequence[Override]) -> str:
+        """`seed=1 seed.init=2`: the point's seeds, as far as they differ between members."""
+        varied = [o.typed for o in point if len(self.axes.get(o.key, ())) > 1 and is_seed(o.key) and o.key != SEED]
+        all_ = next((o.value for o in point if o.key == SEED), "0")
+        return " ".join([f"seed={all_}", *varied])
 
     def chosen(self, name: str) -> str | None:
         """The launcher or sweeper that was typed."""
@@ -69,6 +75,11 @@ def read(words: Sequence[str], *, seeds: int | None = None, user: Path | None = 
         errors += [ConfigError(f"`{word}` needs a sweeper that draws values", hint) for word in space.drawn]
     raise_all(errors)
     return space
+
+
+def is_seed(key: str) -> bool:
+    """Whether the key makes another draw of the same experiment: seed.all, seed.init, seed.data, seed.dropout."""
+    return key.partition(".")[0] == "seed"
 
 
 def _key(word: str) -> str:
@@ -148,5 +159,7 @@ def _values(word: str, user: Path | None) -> list[str] | None:
     except HydraException:
         return None
     if override.is_discrete_sweep() and not values:
-        raise ConfigError(f"`{word}` names nothing", f"`lmlab options {typed.partition('.')[0]}` lists what there is")
+        hint = f"`lmlab options {typed.partition('.')[0]}` lists what there is"
+        hint = "a range goes up, and its end is left out: range(2,5) is 2,3,4" if "range(" in value else hint
+        raise ConfigError(f"`{word}` names nothing", hint)
     return values

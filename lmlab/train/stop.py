@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,7 +28,8 @@ class StopSignal:
         if self.received:
             os._exit(128 + number)
         self.received = number
-        os.write(2, b"\nstopping after this step with a checkpoint; once more to exit at once\n")
+        with suppress(OSError):
+            os.write(2, b"\nstopping after this step with a checkpoint; once more to exit at once\n")
 
     @property
     def exit_code(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmlab.report.page import render
-from tests.report.synthetic import report
+from tests.report.synthetic import five_axes, report
 
 CHROMIUM = "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -35,25 +35,27 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The report's file by its number of arms."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
+    """The report's file by its number of arms, or by its name."""
     folder = tmp_path_factory.mktemp("pages")
-    made = {n_arms: folder / f"report-{n_arms}.html" for n_arms in (4, 200)}
-    for n_arms, path in made.items():
-        path.write_text(render(report(n_arms, n_points=21 if n_arms == 4 else 200)), encoding="utf-8")
+    reports = {4: report(4), 200: report(200, n_points=200), "five axes": five_axes()}
+    made: dict[int | str, Path] = {}
+    for name, content in reports.items():
+        made[name] = folder / f"report-{name}.html"
+        made[name].write_text(render(content), encoding="utf-8")
     return made
 
 
 @pytest.fixture
-def open_page(browser: Any, files: dict[int, Path]) -> Iterator[Callable[..., Any]]:
-    """Opens the report of 4 or 200 arms; keywords are those of a playwright context."""
+def open_page(browser: Any, files: dict[int | str, Path]) -> Iterator[Callable[..., Any]]:
+    """Opens the report of 4 or 200 arms, or that of "five axes"; keywords are those of a playwright context."""
     complaints: list[str] = []
     contexts: list[Any] = []
 
-    def opened(n_arms: int = 4, **settings: Any) -> Any:
+    def opened(which: int | str = 4, **settings: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "locale": "en-GB", **settings})
         contexts.append(context)
-        page, address = context.new_page(), files[n_arms].as_uri()
+        page, address = context.new_page(), files[which].as_uri()
         page.set_default_timeout(5000)
         page.on("request", lambda request: request.url == address or complaints.append(f"request: {request.url}"))
         page.on("console", lambda message: complaints.append(f"console: {message.text}"))

@@ -5,16 +5,19 @@ Screenshots of it, wide and narrow, light and dark, go to build/screenshots/.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.report.synthetic import LABELS
 
 Open = Callable[..., Any]
+STATE = 8  # the column of the report with five axes
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 SCREENS = {"wide": {"width": 1600, "height": 1000}, "narrow": {"width": 380, "height": 800}}
 
@@ -118,6 +121,28 @@ def test_filter(open_page: Open, words: str, arms: list[int]) -> None:
     assert page.get_by_text("No row matches.").first.is_visible() == (not arms)
     dimmed = page.locator("figure:visible .arm.dim")
     assert dimmed.count() == 4 - len(arms)
+
+
+@pytest.mark.parametrize(
+    ("words", "states"),
+    [
+        ("state=stopped", ["2/3 · 1 stopped"]),
+        ("state=diverged", ["1/2 · 1 diverged"]),
+        ("state=finished", ["2/2", "2/3 · 1 stopped", "1/2 · 1 diverged"]),
+        ("-state=diverged", ["2/2", "2/3 · 1 stopped"]),
+        ("state=", []),
+    ],
+)
+def test_filter_by_the_state_of_any_run_of_an_arm(open_page: Open, words: str, states: list[str]) -> None:
+    page = open_page("five axes")
+    page.get_by_label("filter arms").fill(words)
+    assert column(page, STATE) == states
+
+
+def test_states_sort_by_the_share_of_runs_that_finished(open_page: Open) -> None:
+    page = open_page("five axes")
+    assert sort_by(page, "state") == "ascending"
+    assert column(page, STATE) == ["1/2 · 1 diverged", "2/3 · 1 stopped", "2/2"]
 
 
 def test_escape_clears_the_filter(open_page: Open) -> None:
@@ -227,6 +252,53 @@ def test_the_page_never_scrolls_sideways(open_page: Open, width: int, n_arms: in
     hover_at(page, 0.9)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
+
+
+def test_nothing_is_cut_off_on_a_wide_screen_with_five_axes(open_page: Open) -> None:
+    page = open_page("five axes", viewport={"width": 1500, "height": 900})
+    scroll = page.locator(".scroll").first
+    assert scroll.evaluate("n => n.scrollWidth - n.clientWidth") == 0
+    assert len(column(page, STATE + 6)) == 3  # the last column
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_shadow_says_that_there_is_more_to_the_right(open_page: Open, scheme: str) -> None:
+    page = open_page("five axes", viewport={"width": 700, "height": 900}, color_scheme=scheme)
+    scroll = page.locator(".scroll").first
+    paper = {"light": 255, "dark": 28}[scheme]
+    assert _brightness_at_the_right_edge(scroll) < paper - 8
+    scroll.evaluate("n => { n.scrollLeft = n.scrollWidth; }")
+    assert _brightness_at_the_right_edge(scroll) == paper
+
+
+def _brightness_at_the_right_edge(scroll: Any) -> int:
+    """Of the ground between the last row's text and the table's border, 3 pixels in."""
+    image = Image.open(io.BytesIO(scroll.screenshot())).convert("L")
+    return int(image.getpixel((image.width - 4, image.height - 12)))
+
+
+@pytest.mark.parametrize("width", [380, 700])
+def test_the_first_column_stays_while_the_others_scroll(open_page: Open, width: int) -> None:
+    page = open_page("five axes", viewport={"width": width, "height": 900})
+    page.locator("#runs > summary").click()
+    for table in ("arms", "runs"):
+        first, second = (page.locator(f"[data-name={table}] tbody tr:first-child > :nth-child({n})") for n in (1, 2))
+        before, moved = first.bounding_box(), second.bounding_box()["x"]
+        first.evaluate("n => { n.closest('.scroll').scrollLeft = 100; }")
+        assert first.bounding_box() == before
+        assert second.bounding_box()["x"] == moved - 100
+        assert before["width"] < width / 2  # room for the others
+        head_box = page.locator(f"[data-name={table}] thead th").first.bounding_box()
+        assert head_box["x"] == before["x"]
+
+
+@pytest.mark.parametrize("width", [380, 1000, 1500])
+def test_words_beside_a_name_in_the_legend_never_break(open_page: Open, width: int) -> None:
+    page = open_page("five axes", viewport={"width": width, "height": 900})
+    (said,) = page.locator(".legend small").all()
+    assert said.inner_text() == "baseline"
+    lines = "n => { const r = document.createRange(); r.selectNodeContents(n); return r.getClientRects().length; }"
+    assert said.evaluate(lines) == 1
 
 
 def test_without_javascript_all_is_there(open_page: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -172,3 +173,25 @@ def test_the_flags_that_completion_offers_are_those_that_there_are() -> None:
     assert set(real.commands) == set(commands()) != set()  # type: ignore[attr-defined]
     for name, offered in commands().items():
         compare(offered, real.commands[name], name)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
+@pytest.mark.parametrize("line", ["options", "options norm", "--help", "runs ls --json"])
+def test_output_that_can_not_be_written_is_a_two_line_error(tmp_path: Path, line: str) -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "lmlab", *line.split()]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=dict(os.environ))
+    assert done.returncode == 1
+    error = f"error: can't write the output: {os.strerror(errno.ENOSPC)}\nhint: see where stdout is sent\n"
+    assert done.stderr == error
+
+
+@pytest.mark.parametrize("line", ["options", "runs ls --json"])
+def test_a_reader_that_went_away_is_no_traceback(tmp_path: Path, line: str) -> None:
+    words = [sys.executable, "-m", "lmlab", *line.split()]
+    pipe = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert pipe.stdout is not None
+    assert pipe.stderr is not None
+    pipe.stdout.close()
+    assert pipe.stderr.read() == ""
+    assert pipe.wait() != 0

@@ -100,6 +100,42 @@ def test_json_is_on_stdout_and_no_file_is_written(root: Path) -> None:
     assert not (root / "reports").exists()
 
 
+def test_json_with_out_is_the_same_as_without(root: Path) -> None:
+    assert json.loads(call("--json", "--out", "-").stdout)["axes"] == ["norm"]
+    assert json.loads(call("--json", "--out", "-", "--format", "json").stdout)["axes"] == ["norm"]
+    assert not (root / "reports").exists()
+
+
+def test_runs_that_can_not_be_read_are_no_fault_of_the_command(root: Path) -> None:
+    """Exit status 1, as of a run that failed; 2 is for what was typed wrong."""
+    for run in root.iterdir():
+        (run / "config.yaml").write_text("[]")
+    with pytest.raises(RunError) as caught:
+        call()
+    assert caught.value.message == "none of 4 runs can be read: config.yaml holds no mapping"
+    assert caught.value.exit_code == 1
+
+
+def test_an_edited_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash of the default composition is that of its name, until a value in config.yaml is another."""
+    from lmlab.config.catalogue import default_experiment
+    from lmlab.config.identity import config_hash, to_dict
+    from lmlab.runs.rundir import RunDir
+
+    monkeypatch.chdir(tmp_path)
+    default = default_experiment()
+    run = RunDir.create(tmp_path / "runs" / f"x-{config_hash(default)}", to_dict(default))
+    run.update_manifest(state="stopped")
+    (note,) = [*json.loads(call("--json").stdout)["notes"], "none"]
+    assert note == "none"
+    default.optim.lr *= 2
+    run.write_config(to_dict(default))
+    (note,) = json.loads(call("--json").stdout)["notes"]
+    assert note == (
+        f"{run.name}: config.yaml was edited: its hash is {config_hash(default)}, the directory's {run.hash}"
+    )
+
+
 def test_another_folder_of_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     found = json.loads(call("b-00000003", f"paths.runs={root}", "--json").stdout)
@@ -146,7 +182,13 @@ REFUSED: dict[str, tuple[list[str], type[LmlabError], str, str]] = {
     "out without format": (["--out", "-"], ConfigError, "given: no --format", "--format md --out -"),
     "out with two": (["--out", "-", "--format", "md,csv"], ConfigError, "given: --format md,csv", "--out DIR"),
     "out with a page": (["--out", "-", "--format", "html"], ConfigError, "given: --format html", "--out DIR"),
-    "out with json flag": (["--out", "-", "--json"], ConfigError, "given: --json", "--out DIR"),
+    "out with json flag and md": (
+        *(["--out", "-", "--json", "--format", "md"], ConfigError),
+        *("given: --json", "--out DIR"),
+    ),
+    "empty baseline": (["--baseline", " "], ConfigError, "`--baseline` is empty", "--baseline norm=layernorm"),
+    "a file": (["file"], RunError, "file is no run, sweep, folder or bundle", "lmlab runs ls"),
+    "no config": (["runs/gone-00000008"], RunError, "runs/gone-00000008 has no config.yaml", "lmlab runs ls"),
     "out is a file": (["--format", "md", "--out", "file"], RunError, "can't write to file: File exists", "--out DIR"),
     "out can't be made": (["--format", "md", "--out", "file/x"], RunError, "Not a directory", "--out DIR"),
     "file can't be written": (["--format", "md", "--out", "taken"], RunError, "taken/report.md: Is a dir", "--out DIR"),
@@ -157,8 +199,8 @@ REFUSED: dict[str, tuple[list[str], type[LmlabError], str, str]] = {
     "folder": (["empty"], RunError, "there are no runs in empty", "lmlab train"),
     "no runs": (["paths.runs=nowhere"], RunError, "there are no runs in nowhere", "paths.runs=FOLDER"),
     "baseline": (["--baseline", "pos=t5"], RunError, "is no arm and no run", "the arms: norm=rmsnorm, norm=layernorm"),
-    "two arms": (["--baseline", "pos=rope"], RunError, "fits several arms", "name one by more words"),
-    "unreadable": (["bad"], RunError, "none of 1 runs can be read: config.yaml holds no mapping", "lmlab runs ls"),
+    "two arms": (["--baseline", "pos=rope"], RunError, "fits several arms", "name one of them by more words"),
+    "unreadable": (["bad"], RunError, "x-00000009 can't be read: config.yaml holds no mapping", "lmlab runs ls"),
 }
 
 
@@ -167,6 +209,7 @@ def test_refused_with_two_lines(root: Path, tmp_path: Path, case: str) -> None:
     words, kind, message, hint = REFUSED[case]
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    made.run(root, "gone-00000008").path.joinpath("config.yaml").unlink()
     (tmp_path / "taken" / "report.md").mkdir(parents=True)
     made.run(tmp_path / "bad", "x-00000009").path.joinpath("config.yaml").write_text("[]")
     with pytest.raises(kind) as caught:
@@ -186,6 +229,17 @@ def test_report_imports_no_torch_and_no_hydra(root: Path) -> None:
     words = [sys.executable, "-c", code, "report", "--format", "terminal,md,csv,json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root.parent, env=dict(os.environ))
     assert done.stderr.splitlines()[-1] == "0 False False False False"
+
+
+@pytest.mark.parametrize("words", ["--format terminal", "--json", "--format csv --out -"])
+def test_a_reader_that_went_away_is_no_traceback(root: Path, words: str) -> None:
+    line = [sys.executable, "-m", "lmlab", "report", *words.split()]
+    pipe = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root.parent)
+    assert pipe.stdout is not None
+    assert pipe.stderr is not None
+    pipe.stdout.close()
+    assert pipe.stderr.read() == ""
+    assert pipe.wait() == 1
 
 
 COMPLETED = {

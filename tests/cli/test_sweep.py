@@ -294,6 +294,57 @@ def test_what_can_not_be_swept_is_refused_before_it_starts(sweep: Any, tmp_path:
     assert not list_runs(tmp_path / "runs")
 
 
+def test_seeds_that_are_set_apart_make_one_arm(sweep: Any, tmp_path: Path) -> None:
+    said = sweep("norm=rmsnorm,layernorm", "seed.init=1,2", "--seeds", "2", "--dry-run")[1]
+    rows = [re.split(r"  +", line)[:3] for line in said.splitlines() if line.startswith("norm=")]
+    assert rows == [
+        [f"norm={n}", "0 init=1, 1 init=1, 0 init=2, 1 init=2", "4 planned"] for n in ("rmsnorm", "layernorm")
+    ]
+
+
+def test_a_plan_as_json_is_nothing_but_json(sweep: Any, tmp_path: Path) -> None:
+    status, said, _ = sweep("norm=rmsnorm,layernorm", "--json", "--dry-run")
+    told = json.loads(said)
+    assert status == 0
+    assert [(a["arm"], a["parameters"], a["steps"]) for a in told["arms"]] == [
+        ("norm=rmsnorm", 33472, 20), ("norm=layernorm", 33632, 20)
+    ]  # fmt: skip
+    assert all(m["run"] for m in told["members"])
+
+
+DYING = FAILING.replace('raise RuntimeError("the norm is unwell")', "__import__('ctypes').string_at(0)")
+
+
+@pytest.mark.parametrize("launcher", ["local", "joblib"])
+def test_a_member_whose_process_dies_has_failed_after_its_tries(sweep: Any, tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "fails.py").write_text(DYING)
+    status, said, told = sweep("plugins=[fails.py]", "norm=fails,rmsnorm", f"hydra/launcher={launcher}")
+    assert status == 1
+    assert "1 finished" in said
+    (row,) = [line for line in said.splitlines() if line.startswith("norm=fails")]
+    if launcher == "local":
+        assert "failed" in row
+        assert "its process was killed by SIGSEGV, 3 times" in row
+        assert "Segmentation fault" in Path(re.split(r"  +", row)[-1]).read_text()
+        assert "before any run begins" not in told
+        (ledger,) = (tmp_path / "runs").glob("sweeps/*/ledger.jsonl")
+        before = ledger.read_text()
+        assert sweep("plugins=[fails.py]", "norm=fails,rmsnorm")[0] == 1
+        assert ledger.read_text() == before  # it is not tried again by itself
+
+
+def test_a_run_with_a_damaged_manifest_is_told_and_force_trains_it_anew(sweep: Any, tmp_path: Path) -> None:
+    words = ("norm=rmsnorm,layernorm", "train.max_steps=2")
+    sweep(*words)
+    run = list_runs(tmp_path / "runs")[0]
+    (run.path / "manifest.json").write_text("{")
+    status, said, _ = sweep(*words)
+    assert status == 1
+    assert "manifest.json can't be read" in said
+    assert sweep(*words, "--force")[0] == 0
+    assert (run.path.parent / f"{run.name}.old-1" / "manifest.json").read_text() == "{"
+
+
 def test_too_little_memory_for_one_arm_names_it(sweep: Any, tmp_path: Path) -> None:
     status, _, told = sweep("model.d_model=32,262144", "norm=rmsnorm")
     assert status == 2

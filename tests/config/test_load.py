@@ -197,3 +197,9 @@ def test_a_broken_part_file_is_told(here: Path, text: str, message: str, hint: s
         load(["attn=mine"])
     assert hint in caught.value.hint
     load([])  # what is not chosen does no harm
+
+
+def test_no_preset_can_be_asked_for() -> None:
+    """A sweep compares presets with the default: preset=null,llama."""
+    assert load(["preset=null"]).experiment == load([]).experiment
+    assert "preset" not in load(["preset=null"]).choices

@@ -105,12 +105,23 @@ def run(
     made = RunDir.create(root / name, config(*words, seed=seed))
     figures = {"step": 100, "tokens": 409600, "elapsed_s": 10.0, "tokens_per_s": 5000.0, "peak_memory_bytes": 2**20}
     figures |= {} if bits is None else {"val/bits_per_byte": bits, "val/loss": 2 * bits}
-    manifest = copy.deepcopy(MANIFEST) | {"changes": list(words), "result": figures | (result or {})}
+    figures |= result or {}
+    rows = list(ended(figures) if rows is None else rows)
+    figures |= {key: rows[-1][key] for key in ("step",) if rows and key not in (result or {})}
+    manifest = copy.deepcopy(MANIFEST) | {"changes": list(words), "result": figures}
     manifest["data"] = manifest["data"] | (data or {})
     made.update_manifest(**manifest | fields)
-    lines = [to_json(row) + "\n" for row in (curve(bits) if rows is None else rows)]
+    lines = [to_json(row) + "\n" for row in rows]
     made.metrics_path.write_text("".join(lines), encoding="utf-8")
     return made
+
+
+def ended(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a run with these figures: the last one holds them, as a run writes it."""
+    rows = curve(figures.get("val/bits_per_byte"))
+    own = {key: value for key, value in figures.items() if key.split("/")[0] in ("val", "best", "test", "tokens")}
+    rows[-1] |= own
+    return rows
 
 
 def curve(bits: float | None, *, n: int = 10) -> list[dict[str, Any]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 from lmlab.report.model import BPB, TRAIN_LOSS, Arm, Cell, Column, Curve, Delta, Report, Run, Stat, Table
+from lmlab.report.tables import make_tables, side
 
 NASTY = '<script>alert("1")</script>&amp;\'"'
 LABELS = ("norm=rmsnorm pos=rope", "norm=layernorm pos=rope", "norm=rmsnorm pos=alibi", f"norm=rmsnorm name={NASTY}")
@@ -54,6 +56,31 @@ def report(n_arms: int = 4, *, n_points: int = 21, metrics: tuple[str, ...] = (B
     )
 
 
+AXES = ("norm", "pos", "tokenizer.vocab_size", "optim.lr", "train.batch_tokens")
+
+
+def five_axes() -> Report:
+    """Three arms that differ in five keys, with every column a report can have. Of arm 1 a run stopped, of arm 2 half
+    of the runs diverged."""
+    made, states = report(3), (("finished", "finished"), ("finished", "finished", "stopped"), ("diverged", "finished"))
+    for i, arm in enumerate(made.arms):
+        arm.values = dict(zip(AXES, (("rmsnorm", "layernorm")[i % 2], "rope", 4096, 0.003, 65_536 * 2**i), strict=True))
+        arm.config = arm.values
+        arm.label = " ".join(f"{axis}={value}" for axis, value in arm.values.items())
+        arm.runs = [replace(arm.runs[0], name=f"arm{i}-seed{seed}", state=s) for seed, s in enumerate(states[i])]
+        loss = Stat(1.8 + 0.01 * i, 0.0504, 2)
+        arm.stats = {BPB: loss, "test/bits_per_byte": loss, "tokens_per_s": Stat(121_617.0 + i, 1645.0, 2)}
+        arm.facts = {"parameters": 1_315_968, "tokens": 49_152_000, "peak_memory_bytes": 716 * 2**20}
+        for seed, run in enumerate(arm.runs):
+            run.seeds = dict.fromkeys(("all", "init", "data", "dropout"), seed)
+        arm.delta = (
+            Delta(0.1, 0.0154, 2, paired=True) if i == 1 else Delta(None, why="other validation text") if i else None
+        )
+    made.axes = list(AXES)
+    made.tables = make_tables(made.axes, made.arms, [])
+    return made
+
+
 def final(arm: int) -> float:
     """The last val bits/byte of an arm, worked out as the curves are."""
     return 1.7 + 0.04 * (arm % 50) + 0.001 * (arm // 50)
@@ -95,7 +122,7 @@ def _arm_row(arm: Arm, index: int) -> list[Cell]:
         if delta is None
         else GONE
         if delta.mean is None
-        else Cell(f"{delta.mean:+.4f} ± {delta.sd:.4f}", delta.mean),
+        else Cell(f"{delta.mean:+.4f} ± {delta.sd:.4f}", delta.mean, side(delta)),
         GONE if index == 2 else Cell(f"{23_000 - 900 * (index % 20):,}", 23_000 - 900 * (index % 20)),
         GONE if index == 2 else Cell("412 MB", 412_000_000),
         Cell("diverged", "diverged", "bad")

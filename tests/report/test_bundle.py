@@ -146,6 +146,25 @@ def test_a_table_that_leads_outside_is_refused(tmp_path: Path) -> None:
         reported(tmp_path, str(path))
 
 
+def test_copies_and_strays_are_told_of_elsewhere_too(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "a-00000001", root / "copy")
+    (root / "f-00000006").mkdir()
+    then = reported(root, str(root), bundle=tmp_path / "out.zip")
+    assert {"copy is a copy of a-00000001: counted once", "f-00000006 is empty: it has no config.yaml"} <= set(
+        then["notes"]
+    )
+    assert reported(tmp_path, str(there(tmp_path, tmp_path / "out.zip"))) == then
+
+
+def test_a_run_without_its_manifest_is_told_of_elsewhere_too(root: Path, tmp_path: Path) -> None:
+    run = made.run(root, "g-00000007", "attn=gqa")
+    (run.path / ".claim").touch()
+    (run.path / "manifest.json").unlink()
+    then = reported(root, str(root), bundle=tmp_path / "out.zip")
+    assert "g-00000007: manifest.json is missing" in then["notes"]
+    assert reported(tmp_path, str(there(tmp_path, tmp_path / "out.zip"))) == then
+
+
 def test_other_files_are_not_unpacked(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.zip"
     reported(root, "a", bundle=path)
@@ -199,6 +218,23 @@ def test_a_damaged_bundle_is_refused(root: Path, tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     with pytest.raises(RunError, match="can't be read"):
         reported(tmp_path, str(path))
+
+
+@pytest.mark.parametrize("at", [30, 60, 90, 200, 400])
+def test_a_bundle_of_which_a_member_does_not_unpack_is_refused(root: Path, tmp_path: Path, at: int) -> None:
+    """A few bytes inside the largest member: the zip's table is whole, what zlib makes of it is not."""
+    path = tmp_path / "out.zip"
+    reported(root, bundle=path)
+    with zipfile.ZipFile(path) as archive:
+        info = max(archive.infolist(), key=lambda one: one.compress_size)
+    content = bytearray(path.read_bytes())
+    start = info.header_offset + 30 + len(info.filename) + at
+    content[start : start + 8] = b"\xff" * 8
+    path.write_bytes(bytes(content))
+    with pytest.raises(RunError) as caught:
+        reported(tmp_path, str(path))
+    assert caught.value.message.startswith(f"{path} can't be read: ")
+    assert caught.value.hint == "it is damaged: make the bundle again"
 
 
 def test_an_unwritable_bundle_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:

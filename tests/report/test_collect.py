@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -198,11 +199,42 @@ def test_a_planned_run_has_the_composition_and_seed_of_the_plan(root: Path) -> N
     assert planned.seeds == {"all": 1, "init": 1, "data": 1, "dropout": 1}
 
 
-def test_a_damaged_plan_is_named_and_the_next_newest_taken(root: Path) -> None:
-    (root / "sweeps" / "late-aaaa0002" / "sweep.json").write_text("{")
+@pytest.mark.parametrize(("event", "state"), [("began", "missing"), (None, "planned")])
+def test_a_member_that_the_ledger_saw_begin_and_that_is_gone_is_missing(
+    root: Path, event: str | None, state: str
+) -> None:
+    run = "never-99999999" if event else "two-00000002"
+    line = json.dumps({"time": "2026-02-01", "event": "began", "run": run})
+    (root / "sweeps" / "late-aaaa0002" / "ledger.jsonl").write_text(f'torn"\n{line}\n7\n')
+    with opened(["late"], root) as selection:
+        gone = next(run for run in collect(selection, made.outside) if run.path is None)
+    assert (gone.name, gone.state) == ("never-99999999", state)
+
+
+def damaged(root: Path, name: str, *, older: bool = False) -> str:
+    """The plan of a sweep, cut; what it says of when it was used is lost with it."""
+    path = root / "sweeps" / name / "sweep.json"
+    path.write_text("{")
+    if older:
+        os.utime(path, (0, 0))
+    return f"warning: {path} can't be read: "
+
+
+def test_a_damaged_plan_is_named_and_the_newest_taken(root: Path) -> None:
+    said = damaged(root, "early-aaaa0001", older=True)
     with opened([], root) as selection:
-        assert selection.title == "early-aaaa0001"
-        assert "late-aaaa0002/sweep.json can't be read" in selection.notes[0]
+        assert selection.title == "late-aaaa0002"
+        assert selection.notes[0].startswith(said)
+        assert selection.notes[0].endswith("; passed over")
+
+
+def test_when_the_newest_plan_is_damaged_all_runs_are_shown_and_it_is_said(root: Path) -> None:
+    said = damaged(root, "late-aaaa0002")
+    with opened([], root) as selection:
+        assert selection.title == "all runs"
+        assert len(selection.runs) == 3
+        assert selection.notes[0].startswith(said)
+        assert selection.notes[0].endswith("; it was the newest sweep, so all runs are shown")
 
 
 BAD_WORDS = {

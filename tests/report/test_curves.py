@@ -129,10 +129,77 @@ def test_a_seed_on_another_part_of_val_is_left_out_and_named(tmp_path: Path) -> 
 
 
 def test_arms_on_different_parts_of_val_are_noted(tmp_path: Path) -> None:
-    made.run(tmp_path, "a-00000001", rows=val((10, 4.0, 500), (20, 3.0, 500)))
-    made.run(tmp_path, "b-00000002", "norm=layernorm", rows=val((10, 4.0, 700), (20, 3.0, 700)))
+    whole = {"splits": {"val": {"documents": 10, "bytes": 9000, "tokens": 910}}}
+    for i, (words, tokens) in enumerate([((), 500), (("norm=layernorm",), 500), (("pos=alibi",), 700)]):
+        made.run(tmp_path, f"a-0000000{i}", *words, rows=val((10, 4.0, tokens), (20, 3.0, tokens)), data=whole)
+    made.run(tmp_path, "a-00000009", "attn=gqa", rows=val((10, 4.0, 900), (20, 3.0, 900)), data=whole)
+    report = made.report(tmp_path)
+    (note,) = [note for note in report.notes if "different parts" in note]
+    assert note.endswith("parts of val: 500 tokens in 2 arms, all of val in 1 arm, 700 tokens in 1 arm")
+    sizes = {report.arms[c.arm].label: c.size for c in report.curves if c.metric == BPB}
+    assert sorted(sizes.values(), key=str) == [500, 500, 700, None]
+
+
+def test_arms_that_are_all_on_all_of_their_val_are_not_noted(tmp_path: Path) -> None:
+    """Another tokenizer makes another number of tokens of the same text."""
+    for i, (words, tokens) in enumerate([((), 900), (("tokenizer=byte",), 4000)]):
+        whole = {"splits": {"val": {"documents": 10, "bytes": 9000, "tokens": tokens + 1}}}
+        made.run(tmp_path, f"a-0000000{i}", *words, rows=val((10, 4.0, tokens), (20, 3.0, tokens)), data=whole)
+    report = made.report(tmp_path)
+    assert not [note for note in report.notes if "parts of val" in note]
+    assert {curve.size for curve in report.curves} == {None}
+
+
+def test_as_many_tokens_of_another_tokenizer_are_another_part(tmp_path: Path) -> None:
+    whole = {"splits": {"val": {"documents": 10, "bytes": 9000, "tokens": 910}}}
+    for i, words in enumerate([(), ("tokenizer=byte",)]):
+        rows = val((10, 4.0, 500), (20, 3.0, 500))
+        made.run(tmp_path, f"a-0000000{i}", *words, rows=rows, data=whole, tokenizer_hash=f"hash{i}")
     (note,) = [note for note in made.report(tmp_path).notes if "different parts" in note]
-    assert note.endswith("500 tokens in 1 arms, 700 tokens in 1 arms")
+    assert note.endswith("500 tokens of tokenizer hash0 in 1 arm, 500 tokens of tokenizer hash1 in 1 arm")
+
+
+SIZES: dict[str, tuple[list[dict[str, Any]], float | None]] = {
+    "the end tells of a part": (
+        [*val((10, 4.0, 500)), row(30, val__bits_per_byte=2.0, val__tokens=900, part__val__bits_per_byte=2.5)],
+        500,
+    ),
+    "the end is on more": (val((10, 4.0, 500), (20, 3.0, 500), (30, 2.0, 900)), 500),
+    "unfinished, and the data are more": (val((10, 4.0, 200)), 200),
+    "all of val, less a token of each document": (val((10, 4.0, 239), (20, 3.0, 239)), None),
+    "not known": ([row(10, val__bits_per_byte=2.0)], None),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_a_curve_of_val_knows_the_part_it_is_on(tmp_path: Path, case: str) -> None:
+    """All of val is 250 tokens in 11 documents."""
+    rows, size = SIZES[case]
+    made.run(tmp_path, "a-00000001", rows=rows)
+    assert one(made.report(tmp_path), BPB).size == size
+
+
+def test_a_curve_of_train_has_no_part(tmp_path: Path) -> None:
+    made.run(tmp_path, "a-00000001")
+    assert one(made.report(tmp_path), TRAIN_LOSS).size is None
+
+
+def test_curves_over_different_seeds_are_noted(tmp_path: Path) -> None:
+    for name, words, seed, state in (
+        ("a-00000001", (), 0, "finished"),
+        ("a-00000002", (), 1, "finished"),
+        ("b-00000003", ("norm=layernorm",), 0, "finished"),
+        ("b-00000004", ("norm=layernorm",), 1, "diverged"),
+    ):
+        made.run(tmp_path, name, *words, seed=seed, state=state)
+    note = "curves are over different seeds: 0, 1 in norm=rmsnorm; 0 in norm=layernorm"
+    assert note in made.report(tmp_path).notes
+
+
+def test_curves_over_the_same_seeds_are_not_noted(tmp_path: Path) -> None:
+    for i, words in enumerate([(), ("norm=layernorm",)]):
+        made.run(tmp_path, f"a-0000000{i}", *words, seed=3)
+    assert not [note for note in made.report(tmp_path).notes if "different seeds" in note]
 
 
 # ---------------------------------------------------------------- smoothing

@@ -7,14 +7,15 @@ import json
 import math
 import re
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from lmlab.report.captions import UNLIKE
 from lmlab.report.curve_svg import axis_ticks, draw, frame, nice_ticks, thinned
-from lmlab.report.model import BPB, Cell, Column, Curve, Report, Table
+from lmlab.report.model import BPB, TRAIN_LOSS, Cell, Column, Curve, Delta, Report, Table
 from lmlab.report.page import render
 from lmlab.report.palette import DARK, LIGHT, strokes
 from lmlab.report.tables import make_tables
@@ -112,8 +113,9 @@ def test_without_confounds_notes_or_curves_the_sections_are_left_out() -> None:
 
 def test_missing_and_diverged_are_shown_and_coloured(page: str) -> None:
     assert '<td class="n missing">–</td>' in page
-    assert '<td class="bad">diverged</td>' in page
-    assert '<td class="warn">finished · planned</td>' in page
+    assert '<td class="bad" data-v=0.0 data-is="diverged">diverged</td>' in page
+    assert '<td class="warn" data-v=0.5 data-is="finished planned">finished · planned</td>' in page
+    assert '<td class="bad" data-is="diverged">diverged</td>' in page  # of a run
 
 
 def test_an_empty_cell_shows_that_it_is_missing() -> None:
@@ -122,14 +124,32 @@ def test_an_empty_cell_shows_that_it_is_missing() -> None:
     assert "<span>–</span>" in render(one)
 
 
-def test_delta_is_coloured_by_its_sign_only() -> None:
-    one = report(1)
-    rows = [[Cell("x", "x"), Cell("-0.1", -0.1)], [Cell("y", "y"), Cell("+0.1", 0.1)], [Cell("z", "z"), Cell("0", 0.0)]]
-    one.tables = [Table("runs", (Column("run", "run"), Column("delta", "Δ", True)), rows)]
-    page = render(one)
-    assert '<td class="n lower" data-v=-0.1>-0.1</td>' in page
-    assert '<td class="n higher" data-v=0.1>+0.1</td>' in page
-    assert '<td class="n" data-v=0.0>0</td>' in page
+DELTAS = {
+    "below its spread": (Delta(-0.1, 0.2, 3), ""),
+    "equal to its spread": (Delta(0.2, 0.2, 3), ""),
+    "better": (Delta(-0.21, 0.2, 2), " lower"),
+    "worse": (Delta(0.21, 0.2, 2), " higher"),
+    "one seed": (Delta(-1.0, None, 1), ""),
+    "nothing": (Delta(0.0, 0.0, 2), ""),
+    "rounds to nothing": (Delta(-0.00004, 0.0, 2), ""),
+}
+
+
+@pytest.mark.parametrize("case", DELTAS)
+def test_a_difference_is_coloured_only_where_it_is_larger_than_its_spread(case: str) -> None:
+    delta, kind = DELTAS[case]
+    two = report(2)
+    two.arms[1].delta = delta
+    page = render(replace(two, tables=make_tables(two.axes, two.arms, [])))
+    assert f'<td class="n{kind}" data-v={delta.mean!r}>' in page
+    assert len(re.findall('<td class="n (?:lower|higher)', page)) == bool(kind)
+
+
+def test_a_remark_on_a_number_may_stand_below_it() -> None:
+    two = report(2)
+    two.arms[1].delta = Delta(None, why="other <text>")
+    page = render(replace(two, tables=make_tables(two.axes, two.arms, [])))
+    assert "<span>–</span> <small>(other &lt;text&gt;)</small></td>" in page
 
 
 def test_a_nasty_name_is_harmless_everywhere() -> None:
@@ -174,14 +194,14 @@ def test_a_diverged_arm_does_not_press_the_others_into_a_line() -> None:
     flat = [_flat(i, 2.0 + 0.1 * i) for i in range(3)]
     for shown in (frame([*flat, _flat(3, 50.0)]), frame([*flat, _flat(3, 3.0)], {3})):
         assert shown is not None
-        assert (shown.x0, shown.x1, shown.cut) == (0.0, 10.0, 1)
+        assert (shown.x0, shown.x1, shown.cut) == (0.0, 10.0, (3,))
         assert shown.y0 < 2.0 < 2.2 < shown.y1 < 2.3
 
 
 def test_a_bad_arm_that_did_not_diverge_is_in_the_frame() -> None:
     shown = frame([*(_flat(i, 2.0) for i in range(5)), _flat(5, 3.5)])
     assert shown is not None
-    assert (shown.cut, shown.y1 > 3.5) == (0, True)
+    assert (shown.cut, shown.y1 > 3.5) == ((), True)
 
 
 def test_bands_are_in_the_frame_and_few_points_are_all_shown() -> None:
@@ -291,7 +311,46 @@ def test_the_tables_of_a_real_report_can_be_rendered(made: Report) -> None:
     )
     assert len(re.findall('<td class="n lower" data-v=|<td class="n higher" data-v=', page)) == 2
     assert '<td class="n" data-v=0.0>baseline</td>' in page  # sorts as no difference
-    assert re.search(r'<td class="bad">[^<]*diverged</td>', page)
+    assert re.search(r'<td class="bad"[^>]*>[^<]*diverged</td>', page)
+
+
+def test_legend_says_which_arm_is_the_baseline_and_which_did_not_finish(page: str) -> None:
+    items = re.findall("<li data-arm=.*?</li>", page)
+    words = [re.findall("<small class=faint>(.*?)</small>", item) for item in items]
+    assert words == [["baseline"], [], ["diverged"], []]
+
+
+def test_caption_names_the_arms_that_end_above_the_frame(made: Report, page: str) -> None:
+    said = f"{LABELS[2]} ends above the frame."
+    assert page.count(said) == 6
+    made = report()
+    made.arms[2].label = NASTY
+    assert f"{escape(NASTY)} ends above the frame." in render(made)
+
+
+def test_loss_per_token_of_arms_with_other_tokenizers_is_warned_of_in_its_captions_only() -> None:
+    two = report(2)
+    assert "another tokenizer" not in render(two)
+    two.arms[1].config |= {"tokenizer.vocab_size": 1024}
+    captions = re.findall("<figcaption>(.*?)</figcaption>", render(two))
+    warned = [UNLIKE in caption for caption in captions]
+    assert warned == [False] * 3 + [True] * 3  # val bits/byte, then train loss, against three axes each
+
+
+def test_caption_names_the_part_of_val_and_that_the_table_is_of_all() -> None:
+    one = report(1, metrics=(BPB, TRAIN_LOSS))
+    one.curves = [replace(curve, size=32_768.0) for curve in one.curves]
+    val, *_, train = re.findall("<figcaption>(.*?)</figcaption>", render(one))
+    assert val.endswith("</b> on the first 32,768 tokens of val; the table is of all of val")
+    assert train.endswith("</b>")
+
+
+@pytest.mark.parametrize(("n_arms", "bands"), [(8, True), (9, False)])
+def test_bands_of_more_than_eight_arms_are_left_out_and_not_spoken_of(n_arms: int, bands: bool) -> None:
+    page = render(report(n_arms))
+    assert ('class="band"' in page) is bands
+    assert ("bands: the lowest" in page) is bands
+    assert '"low":' in page  # the pointer is still answered with them
 
 
 def test_200_arms_stay_under_5_mb_thin_and_without_bands() -> None:

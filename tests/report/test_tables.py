@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def table(report: Report, name: str) -> list[dict[str, str]]:
 
 def test_arms_table(report: Report) -> None:
     base, ln, gqa = table(report, "arms")
-    assert list(base)[:3] == ["norm", "attn", "parameters"]
+    names = ["norm", "attn", "val_bits_per_byte", "delta", "best_val_bits_per_byte", "state", "seeds", "parameters"]
+    assert list(base)[:8] == names
     assert base["val_bits_per_byte"] == "2.1000 ± 0.1414"
     assert base["delta"] == "baseline"
     assert base["tokens_per_s"] == "5,050 ± 71"
@@ -88,6 +90,16 @@ TEXTS = {
 def test_delta_text(case: str) -> None:
     delta, expected = TEXTS[case]
     assert delta_text(delta) == expected
+
+
+def test_a_delta_over_fewer_seeds_than_the_arm_has_says_so(tmp_path: Path) -> None:
+    """Of seeds 0, 1, 2 the baseline has 0 and 1: differences −0.1 and −0.3."""
+    for seed, bits in {0: 2.0, 1: 2.2}.items():
+        made.run(tmp_path, f"a-0000000{seed}", seed=seed, bits=bits)
+    for seed, bits in {0: 1.9, 1: 1.9, 2: 9.0}.items():
+        made.run(tmp_path, f"b-0000001{seed}", "norm=layernorm", seed=seed, bits=bits)
+    _, ln = table(made.report(tmp_path), "arms")
+    assert ln["delta"] == "−0.2000 ± 0.1414 (2 of 3 seeds)"
 
 
 def test_small_words() -> None:
@@ -138,14 +150,43 @@ def test_a_narrow_terminal_shows_the_figures_whole(report: Report, width: int) -
     assert ("not shown, for want of width" in text) == (width in (120, 90, 60))
 
 
+def test_in_blocks_what_goes_on_stands_further_in(report: Report) -> None:
+    lines = shown(report, 30, is_terminal=True).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  arm: norm=layernorm"))
+    assert lines[at + 1].rstrip() == "    attn=mha"
+    assert lines[at + 2].startswith("  seed: ")
+
+
+@pytest.mark.parametrize("width", [30, 160])
+def test_no_color_leaves_bold_and_dim_but_no_colour(
+    report: Report, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def codes() -> set[str]:
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
+        terminal.show(report, console)
+        return {code for found in re.findall(r"\x1b\[([0-9;]*)m", console.file.getvalue()) for code in found.split(";")}  # type: ignore[attr-defined]
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert {"31", "33"} <= codes()  # red, yellow
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert codes() <= {"0", "1", "2"}
+
+
+def test_only_the_mark_of_a_confound_is_coloured(report: Report) -> None:
+    report.confounds = ["data: a in b"]
+    console = Console(file=io.StringIO(), width=160, force_terminal=True, color_system="standard", highlight=False)
+    terminal.show(report, console)
+    assert "\x1b[33mconfound: \x1b[0mdata: a in b\n" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 # ---------------------------------------------------------------- Markdown, CSV, JSON
 
 
 def test_markdown_has_both_tables(report: Report) -> None:
     text = markdown.render(report)
     assert text.startswith("# s-aaaa0001\n")
-    assert "| norm | attn | parameters |" in text
-    assert "| layernorm | mha | 1,000 |" in text
+    assert "| norm | attn | val bits/byte | Δ baseline |" in text
+    assert "| layernorm | mha | 1.9000 | −0.1000 |" in text
     assert "| b-00000004 | norm=layernorm attn=mha | 1 | **diverged 40/100** |" in text
 
 
@@ -164,6 +205,9 @@ def test_csv_has_numbers_and_their_spread(report: Report) -> None:
     assert float(ln["delta"]) == pytest.approx(-0.1)
     assert (ln["delta_sd"], ln["delta_n"], ln["delta_paired"]) == ("", "1", "True")
     assert (gqa["val_bits_per_byte"], gqa["val_bits_per_byte_n"]) == ("", "0")
+    assert (ln["state"], ln["n_finished"], ln["n_runs"]) == ("1/2 · 1 diverged", "1", "2")
+    assert (gqa["state"], gqa["n_finished"], gqa["delta_n"]) == ("0/1 · 1 planned", "0", "0")
+    assert (base["delta_why"], ln["delta_why"], gqa["delta_why"]) == ("", "", "no finished run")
     runs = list(csv.DictReader(io.StringIO(plain.runs_csv(report))))
     assert [run["elapsed_s"] for run in runs if run["run"] == "a-00000001"] == ["10.0"]
 

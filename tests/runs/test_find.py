@@ -38,6 +38,13 @@ def test_list_skips_what_is_no_run(root: Path) -> None:
     assert list_runs(root / "nowhere") == []
 
 
+def test_entries_that_can_not_be_read_are_passed_over(root: Path) -> None:
+    before = list_runs(root)
+    (root / "loop").symlink_to(root / "loop")
+    (root / "gone").symlink_to(root / "nowhere")
+    assert [run.name for run in list_runs(root)] == [run.name for run in before]
+
+
 @pytest.mark.parametrize(
     ("ref", "name"),
     [

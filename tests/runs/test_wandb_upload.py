@@ -232,6 +232,17 @@ def test_run_named_twice_is_wanted_once(tmp_path: Path) -> None:
     assert [one.run.name for one in found] == ["a-00000001", "renamed-00000002", "other-00000003"]
 
 
+@pytest.mark.parametrize("ref", ["s", "s-12345678", "1234"])
+def test_a_sweep_is_found_by_slug_name_or_hash(tmp_path: Path, ref: str) -> None:
+    make_sweep(tmp_path)
+    assert len(wanted([ref], tmp_path)) == len(wanted([str(tmp_path / "sweeps" / "s-12345678")], tmp_path)) == 2
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"there is no folder {tmp_path}/nowhere"):
+        upload([f"paths.runs={tmp_path}/nowhere"])
+
+
 def test_wrong_names_and_damaged_sweeps_are_named(tmp_path: Path) -> None:
     make_sweep(tmp_path)
     with pytest.raises(RunError, match="no run othre in"):

@@ -23,7 +23,7 @@ class Heard:
     """An observer that remembers."""
 
     def __init__(self) -> None:
-        self.began_, self.done_, self.most = [], [], 0
+        self.began_, self.done_, self.held_, self.most = [], [], [], 0
         self.at_tick = lambda: None
 
     def ended(self, job: Job) -> Outcome | None:
@@ -31,6 +31,9 @@ class Heard:
 
     def began(self, job: Job, slot: Slot) -> None:
         self.began_.append((job.name, slot.number))
+
+    def held(self, job: Job) -> None:
+        self.held_.append(job.name)
 
     def done(self, job: Job, *, again: bool = False) -> None:
         assert job.outcome is not None
@@ -125,6 +128,7 @@ def test_a_job_that_another_process_holds_waits_for_it(tmp_path: Path) -> None:
     Pool(work, [Slot(0)], heard).run(made)
     assert [name for name, _ in heard.began_] == ["loss 2", "held"]
     assert len(ticks) >= 3
+    assert set(heard.held_) == {"held"}
 
 
 def test_what_a_child_prints_goes_to_its_log(tmp_path: Path) -> None:
@@ -169,6 +173,73 @@ def test_children_end_when_the_pool_is_killed(tmp_path: Path) -> None:
         f"if __name__ == '__main__':\n    Pool(work, [Slot(0)], Heard()).run(jobs('sleep {mark}'))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    assert gone(int(mark.read_text()))
+
+
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.sweep.test_pool import *
+
+class Saves:
+    def __call__(self, words, slot):
+        got = []
+        signal.signal(signal.SIGTERM, lambda *a: got.append(1))
+        Path(words[0]).write_text(str(os.getpid()))
+        while not got:
+            time.sleep(0.05)
+        time.sleep(1.5)  # a checkpoint takes its time
+        Path(words[0]).write_text(f"saved after {len(got)}")
+        return Outcome("stopped")
+"""
+
+
+@pytest.mark.parametrize("to", ["group", "process"])
+def test_a_signal_to_the_whole_group_reaches_a_child_once_and_lets_it_save(tmp_path: Path, to: str) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "saving.py").write_text(SAVES)
+    code = (
+        "from lmlab.cli.sweep_run import stoppable\nfrom saving import *\n"
+        "if __name__ == '__main__':\n    with stoppable():\n"
+        f"        Pool(Saves(), [Slot(0)], Heard()).run([Job([{str(mark)!r}], 'x')])\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), str(tmp_path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (os.killpg if to == "group" else os.kill)(parent.pid, signal.SIGTERM)
+    assert parent.wait(timeout=30) == 143
+    assert mark.read_text() == "saved after 1"
+
+
+HANGS = """
+from tests.sweep.test_pool import *
+import lmlab.sweep.pool
+
+class Hangs:
+    def __call__(self, words, slot):
+        lmlab.sweep.pool.ORPHAN_S = 1.0
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return work(words, slot)
+"""
+
+
+def test_a_hung_child_of_a_killed_pool_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may ignore SIGTERM for ever: its claim must come free."""
+    mark = tmp_path / "pid"
+    (tmp_path / "hanging.py").write_text(HANGS)
+    run_it = f"Pool(Hangs(), [Slot(0)], Heard()).run(jobs('sleep {mark}'))"
+    start = f"from hanging import *\nif __name__ == '__main__':\n    {run_it}\n"
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), str(tmp_path)])
+    parent = subprocess.Popen([sys.executable, "-c", start], env={**os.environ, "PYTHONPATH": path})
     deadline = time.monotonic() + 60
     while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)

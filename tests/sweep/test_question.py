@@ -46,6 +46,7 @@ def test_without_the_word_nothing_changes() -> None:
         ("overrides: norm=rmsnorm", "`overrides` of experiments/first/sweep.yaml is not a list of words"),
         ("overrides: [--seeds 2]", "holds --seeds 2"),
         ("flags: [norm=rmsnorm]", "holds norm=rmsnorm"),
+        ("overrides: [norm=rmsnorm, 5]", "is not a list of words"),
         ("override: [norm=rmsnorm]", "has override"),
         ("- a", "is not a mapping"),
         ("a: [", "can't be read"),
@@ -57,6 +58,15 @@ def test_a_wrong_file_is_told(question: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expanded(["sweep", "experiment=first"])
     assert said in str(caught.value)
+
+
+def test_a_number_of_its_own_is_read_as_well(question: Path) -> None:
+    question.write_text("flags: [--seeds, 2]\n")
+    assert expanded(["sweep", "experiment=first"])[1:3] == ["--seeds", "2"]
+
+
+def test_typed_seeds_replace_the_files_flag() -> None:
+    assert "--seeds" not in expanded(["sweep", "experiment=first", "seed=0,1"])
 
 
 def test_an_unknown_name_has_a_guess() -> None:

@@ -23,8 +23,8 @@ def grid(words: list[str]) -> list[list[str]]:
         ["model.n_layers=range(2,9,3)"],
         ["optim.lr=choice(0.001,0.003)", "attn=mha"],
         ["optim.betas=[0.9,0.95],[0.9,0.99]"],
-        ["norm=glob(*)"],
-        ["norm=glob(*,exclude=rms*)"],
+        ["schedule=glob(*)"],
+        ["schedule=glob(*,exclude=co*)"],
         ["model.n_layers=sort(3,1,2)"],
     ],
     ids=lambda words: " ".join(words),
@@ -76,6 +76,11 @@ def test_lists_are_single_values() -> None:
 def test_the_label_leaves_seeds_and_single_values_out() -> None:
     space = read(["norm=rmsnorm,layernorm", "pos=rope", "seed=0,1"])
     assert [space.label(p) for p in space.points()] == ["norm=rmsnorm"] * 2 + ["norm=layernorm"] * 2
+    parts = read(["norm=rmsnorm,layernorm", "seed.init=1,2"], seeds=2)
+    assert [parts.label(p) for p in parts.points()] == ["norm=rmsnorm"] * 4 + ["norm=layernorm"] * 4
+    assert [parts.seeds(p) for p in parts.points()][:3] == [
+        "seed=0 seed.init=1", "seed=1 seed.init=1", "seed=0 seed.init=2"
+    ]  # fmt: skip
 
 
 def test_hydras_words_are_kept_apart() -> None:
@@ -103,6 +108,7 @@ def test_glob_finds_options_of_the_users_own_folder(tmp_path: Path) -> None:
         (["train.eval_every_steps=5,10"], None, "`train.eval_every_steps` is no part of what a run is"),
         (["name=a,b"], None, "`name` can't vary within a sweep"),
         (["plugins=[a.py],[b.py]"], None, "`plugins` can't vary within a sweep"),
+        (["model.n_layers=range(5,2)"], None, "a range goes up, and its end is left out"),
         (["norm=glob(zzz*)"], None, "`norm=glob(zzz*)` names nothing"),
         (["hydra.run.dir=x"], None, "`hydra.run.dir` is not a key of an experiment"),
         (["+norm=rmsnorm,layernorm"], None, "keys are set, not added"),
