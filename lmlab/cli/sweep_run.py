@@ -224,29 +224,35 @@ class Sweep:
         return Outcome(state, member.path, loss if state == "finished" else None, manifest.get("error"))
 
     def _run_by_launcher(self, folder: SweepFolder) -> None:
-        """Rounds over what is open, until nothing is or nothing moves: a launcher may lose its workers half way."""
+        """Rounds over what is open. A launcher may lose its workers, and all it was given with them: then what is left
+        is launched one by one, so that a member that kills its process takes no other with it."""
         tries: dict[str, int] = {}
-        known = len(folder.events())
+        known, told = len(folder.events()), ""
         while True:
             before = self.states()
             todo = [m for m in self.members if is_open(*before[m.hash], self.rule) and tries.get(m.hash, 0) < TRIES]
+            if not todo and any(state == "running" for state, _ in before.values()):
+                time.sleep(POLL_S)  # another sweep is at it
+                continue
             if not todo:
-                if any(state == "running" for state, _ in before.values()):
-                    time.sleep(POLL_S)  # another sweep is at it
-                    continue
-                return
-            for m in todo:
+                break
+            batch = todo[:1] if told else todo
+            for m in batch:
                 tries[m.hash] = tries.get(m.hash, 0) + 1
-            words = [hydra_words(parse.read(m.words)[0]) for m in todo]
+            words = [hydra_words(parse.read(m.words)[0]) for m in batch]
             try:
                 launch.launch(self.space, words, self.task(folder), folder.path.absolute(), self.asked.config_dir)
             except Exception as error:
-                self.screen.warn(f"the launcher stopped: {in_one_line(error)}")
+                told = in_one_line(error)
+                self.screen.warn(f"the launcher stopped: {told}")
                 if not any(event["event"] == "began" for event in folder.events()[known:]):
                     raise TrainingFailed(
-                        f"the launcher fails before any run begins: {in_one_line(error)}",
+                        f"the launcher fails before any run begins: {told}",
                         "see its documentation, or leave hydra/launcher= out: --workers N runs side by side here",
                     ) from error
+        for m in self.members:
+            if told and tries.get(m.hash, 0) >= TRIES and is_open(*self.states()[m.hash], self.rule):
+                self._bury(folder, m, f"its process died, {TRIES} times: {told}")
 
     # ------------------------------------------------------------ after
 
@@ -257,6 +263,8 @@ class Sweep:
         for m in self.members:
             state, manifest = state_of(m.path, self.made[m.hash], self.rule)
             text = manifest.get("error") or told.get(m.path.name)
+            if state == "stale":
+                text = "made by other code or data than this sweep began with: something was edited meanwhile"
             if state == "diverged":
                 text = f"the loss or the weights are not finite at step {(manifest.get('result') or {}).get('step')}"
             if state != "finished" and text:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import count, duration, say
 from lmlab.cli.tables import print_table
-from lmlab.errors import listed
+from lmlab.errors import LmlabError, listed
 from lmlab.sweep.ledger import is_open
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def closing(made: Sweep, ended: Ended) -> None:
     counts = list(ended.states.values())
     say(f"{ended.folder}: " + ", ".join(f"{counts.count(s)} {s}" for s in dict.fromkeys(counts)))
     if "finished" in counts:
-        _arms(ended)
+        with suppress(LmlabError):  # the table is an extra; what it can't read `lmlab report` tells
+            _arms(ended)
     bad = [(name, state) for name, state in ended.states.items() if state != "finished"]
     if bad:
         rows = [

@@ -133,9 +133,18 @@ def code_hash(plugin_sources: Mapping[str, str]) -> str:
     (`Loaded.used_plugins()`).
     """
     digest = hashlib.blake2b(digest_size=8)
-    for name, text in [*_sources(), *sorted(plugin_sources.items())]:
+    for name, text in [*(_pinned or _sources()), *sorted(plugin_sources.items())]:
         digest.update(f"{name}:{_syntax_digest(text)}\n".encode())
     return digest.hexdigest()
+
+
+_pinned: list[tuple[str, str]] = []
+
+
+def pin_code() -> None:
+    """From now on `code_hash` is of lmlab's files as they are at this moment, in this process and its forks: those it
+    has imported, whatever is edited while it lives."""
+    _pinned[:] = _sources()
 
 
 def _sources() -> Iterator[tuple[str, str]]:

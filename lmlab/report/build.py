@@ -8,7 +8,7 @@ from typing import Any
 
 from lmlab.errors import EXIT_FAILED, RunError
 from lmlab.report.arms import delta, make_arms
-from lmlab.report.axes import typed_words
+from lmlab.report.axes import canonical, typed_words
 from lmlab.report.baseline import find_baseline
 from lmlab.report.checked import HashOf
 from lmlab.report.collect import Outside, collect, unknown
@@ -67,8 +67,9 @@ def common(axes: Sequence[str], arms: Sequence[Arm]) -> dict[str, Any]:
     """What every arm has that is not the default, as typed; without what differs and what is no part of a run."""
     words = [typed_words(run) for arm in arms for run in arm.runs if run.manifest]
     shared = words[0].items() if words else []
+    differ = [axis for axis in axes if len({canonical(arm.config.get(axis)) for arm in arms}) > 1]
     return {
         key: value
         for key, value in shared
-        if key not in axes and key.partition(".")[0] not in NOT_SAID and all(w.get(key) == value for w in words)
+        if key not in differ and key.partition(".")[0] not in NOT_SAID and all(w.get(key) == value for w in words)
     }

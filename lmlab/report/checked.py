@@ -49,8 +49,9 @@ def check_figures(run: RunDir, found: Run) -> None:
         found.result |= _speed(found)
     said = number(found.result.get("step"))
     if "step" not in row:
-        there = "holds no rows" if run.metrics_path.is_file() else "is missing"
-        found.problems.append(f"{METRICS} {there}: the figures are the manifest's")
+        unread = any(METRICS in problem for problem in found.problems)
+        why = "" if unread else f"{METRICS} {'holds no rows' if run.metrics_path.is_file() else 'is missing'}: "
+        found.problems.append(f"{why}the figures are the manifest's")
     elif said is not None and row["step"] < said:
         ends = f"{METRICS} ends at step {row['step']:,.0f} of {said:,.0f}"
         found.problems.append(f"{ends}: the figures are the manifest's")

@@ -107,9 +107,10 @@ def _planned(member: Member, sweep: Sweep, began: Run | None, outside: Outside) 
     if member.seed is not None:
         seeds = dict.fromkeys(seeds, member.seed)
     config = began.config if began is not None else config
-    return Run(
-        member.run, None, "missing" if member.began else "planned", config, seeds, {"overrides": member.overrides}
-    )
+    found = Run(member.run, None, "planned", config, seeds, {"overrides": member.overrides})
+    if member.began:
+        found.state, found.problems = "missing", ["it was begun, and there is no such run any more"]
+    return found
 
 
 def split_config(config: dict[str, Any], outside: Outside) -> tuple[dict[str, Any], dict[str, int | None]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lmlab.report.arms import figure, finished
-from lmlab.report.comparison import named
+from lmlab.report.axes import differing, shown
+from lmlab.report.comparison import NAMES_PER_LINE, named
 from lmlab.report.model import BPB, LOSS, Arm, Run
 
 NOTES_OF_RUNS = 12
@@ -16,6 +17,7 @@ def notes(arms: Sequence[Arm], baseline: int, chosen_by: str, unplaced: Sequence
     """All of them. chosen_by: who chose the baseline, "" for nobody; unplaced: runs without a configuration."""
     yield from _baseline(arms, baseline, chosen_by)
     yield from _figures(arms)
+    yield from _parts(arms)
     yield from _runs(arms, unplaced)
 
 
@@ -44,6 +46,22 @@ def _figures(arms: Sequence[Arm]) -> Iterator[str]:
         if 0 < n < len(done) or (not n and any(figure(run, LOSS) is None for run in done)):
             of = f"{n} of its {len(done)} finished runs" if len(done) > 1 else "no finished run"
             yield f"val bits/byte of {arm.label} is over {of}"
+
+
+def _parts(arms: Sequence[Arm]) -> Iterator[str]:
+    """The fields that a named part stands for, where no axis shows them: `model: nano is …; tiny is …`."""
+    keys = differing([arm.config for arm in arms])
+    for axis in (axis for axis in arms[0].values if "." not in axis):
+        hidden = [key for key in keys if key.startswith(f"{axis}.") and key not in arms[0].values]
+        if not hidden or all(arm.values[axis] == arm.config.get(axis) for arm in arms):
+            continue
+        fields = {
+            shown(arm.values[axis]): " ".join(f"{key}={shown(arm.config[key])}" for key in hidden if key in arm.config)
+            for arm in arms
+        }
+        options = [f"{name} is {words}" for name, words in fields.items() if words]
+        more = f"; … and {len(options) - NAMES_PER_LINE} more" if len(options) > NAMES_PER_LINE else ""
+        yield f"{axis}: {'; '.join(options[:NAMES_PER_LINE])}{more}"
 
 
 def _runs(arms: Sequence[Arm], unplaced: Sequence[Run]) -> Iterator[str]:

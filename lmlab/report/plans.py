@@ -53,7 +53,10 @@ def sweep_folders(root: Path) -> list[Path]:
 def sweep_at(path: Path) -> Path | None:
     """The sweep's directory when `path` is that, or its plan."""
     folder = path.parent if path.name == PLAN else path
-    return folder if (folder / PLAN).is_file() else None
+    try:
+        return folder if (folder / PLAN).is_file() else None
+    except OSError:  # a folder of somebody else
+        return None
 
 
 def sweep_named(word: str, root: Path) -> Path | None:

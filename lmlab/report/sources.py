@@ -123,14 +123,17 @@ def _is(path: Path, what: str) -> bool:
 
 def _take_folder(path: Path, selection: Selection) -> None:
     """Every run in a folder; one that holds none may itself be what is left of a run."""
-    runs, odd = find.list_runs(path, set_aside=False), strays(path)
+    itself = strays(path.absolute().parent, {path.absolute().name})
+    try:
+        runs, odd = find.list_runs(path, set_aside=False), strays(path)
+    except RunError as error:
+        itself, runs, odd = itself or [error.message], [], []
     selection.add(runs)
     if runs:
         selection.note(odd)
-    elif itself := strays(path.absolute().parent, {path.absolute().name}):
-        selection.passed.append(RunError(f"{path.parent / itself[0]}", MAKES_ONE))
     else:
-        selection.passed.append(RunError(f"there are no runs in {path}" + _of(odd), MAKES_ONE))
+        said = f"{path.parent / itself[0]}" if itself else f"there are no runs in {path}{_of(odd)}"
+        selection.passed.append(RunError(said, MAKES_ONE))
 
 
 def _of(odd: Sequence[str]) -> str:
@@ -153,7 +156,10 @@ def _run(word: str, root: Path) -> RunDir:
 
 def _is_in_run(path: Path) -> bool:
     """Whether the folder is a run, or lies inside one (a checkpoint)."""
-    return any(RunDir(place).exists() for place in (path, *list(path.absolute().parents)[:2]))
+    try:
+        return any(RunDir(place).exists() for place in (path, *list(path.absolute().parents)[:2]))
+    except OSError:  # a folder of somebody else
+        return False
 
 
 def _take_newest(root: Path, selection: Selection) -> None:

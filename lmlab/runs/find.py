@@ -109,7 +109,7 @@ def _by_path(path: Path, root: Path) -> Found | None:
     path = path if path.exists() else root / path
     if not path.exists() or path == root:
         return None
-    run = next((RunDir(p) for p in (path, *list(path.absolute().parents)[:3]) if RunDir(p).exists()), None)
+    run = next((RunDir(p) for p in (path, *list(path.absolute().parents)[:3]) if _exists(RunDir(p))), None)
     if run is None:
         inside = list_runs(path, set_aside=False) if path.is_dir() else []
         if len(inside) > 1:

@@ -10,3 +10,5 @@ for _number in (signal.SIGTERM, signal.SIGHUP):
 # Named here and not imported: this package may not import cli. None of them starts a thread.
 for _name in ("torch", "hydra", "omegaconf", "numpy", "tokenizers", "lmlab.cli.training", "lmlab.cli.sweep_task"):
     importlib.import_module(_name)
+
+importlib.import_module("lmlab.config.identity").pin_code()

@@ -228,6 +228,22 @@ def test_a_comment_changes_no_code_hash_and_a_number_does() -> None:
     assert code_hash({}) != base
 
 
+def test_pinned_code_is_that_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that imported lmlab once computes with that, whatever is edited meanwhile."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "norm.py").write_text("EPS = 1\n")
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "config" / "identity.py"))
+    before = code_hash({})
+    try:
+        identity.pin_code()
+        (tmp_path / "model" / "norm.py").write_text("EPS = 2\n")
+        assert code_hash({}) == before
+    finally:
+        identity._pinned.clear()
+    assert code_hash({}) != before
+
+
 def test_the_code_hash_reads_the_files_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "__file__", str(tmp_path / "lmlab" / "config" / "identity.py"))
     source = tmp_path / "lmlab" / "model" / "part.py"

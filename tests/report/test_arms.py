@@ -104,6 +104,13 @@ def test_other_data_makes_another_arm(tmp_path: Path) -> None:
     assert report.arms[1].delta == Delta(None, why="other validation text")
 
 
+def test_the_group_that_all_share_is_still_said_of_all_beside_the_data_axis(tmp_path: Path) -> None:
+    made.run(tmp_path, "a-00000001", "data.name=pycode", seed=0, changes=["data=pycode"])
+    made.run(tmp_path, "a-00000002", "data.name=pycode", seed=1, changes=["data=pycode"], fingerprint="0ther0ther00")
+    report = made.report(tmp_path)
+    assert (report.axes, report.common) == (["data"], {"data": "pycode"})
+
+
 def test_a_run_whose_data_is_not_known_stays_with_the_others_of_its_configuration(tmp_path: Path) -> None:
     made.run(tmp_path, "a-00000001", seed=0)
     made.run(tmp_path, "a-00000002", seed=1, state="failed", fingerprint=None, data={"source_hash": None})

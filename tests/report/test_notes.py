@@ -25,6 +25,17 @@ def test_a_figure_that_only_the_metrics_have_is_in_the_mean(tmp_path: Path) -> N
     assert not [note for note in report.notes if "finished runs" in note and "over 1" in note]
 
 
+def test_the_fields_that_a_named_part_stands_for_are_noted(tmp_path: Path) -> None:
+    sizes = {"nano": ("model.n_layers=4", "model.d_model=128"), "tiny": ("model.n_layers=6", "model.d_model=256")}
+    for i, (name, words) in enumerate(sizes.items()):
+        made.run(tmp_path, f"r-{i:08x}", *words, changes=[f"model={name}"], choices={"model": name})
+    report = made.report(tmp_path)
+    assert report.axes == ["model"]
+    assert (
+        "model: nano is model.n_layers=4 model.d_model=128; tiny is model.n_layers=6 model.d_model=256" in report.notes
+    )
+
+
 def test_lists_of_arms_are_cut(tmp_path: Path) -> None:
     for i in range(9):
         made.run(tmp_path, f"a-0000000{i}", f"optim.lr={i + 1}")

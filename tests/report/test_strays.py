@@ -53,7 +53,7 @@ def test_it_is_named_in_the_error_when_nothing_is_left(tmp_path: Path, case: str
 @pytest.mark.parametrize("by", ["path", "name"])
 def test_a_run_that_is_named_and_has_no_configuration_is_an_error_that_says_so(tmp_path: Path, by: str) -> None:
     without("config.yaml")(tmp_path / "a-00000001")
-    with pytest.raises(RunError, match="a-00000001 has no config.yaml"):
+    with pytest.raises(RunError, match=r"a-00000001 has no config\.yaml"):
         made.report(tmp_path, str(tmp_path / "a-00000001") if by == "path" else "a-00000001")
 
 
@@ -95,3 +95,17 @@ def test_a_members_directory_without_its_configuration_is_named(tmp_path: Path) 
     notes = made.report(tmp_path).notes
     assert "b-00000002 has no config.yaml" in notes
     assert not [note for note in notes if "c-00000003" in note]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("named", [False, True])
+def test_a_directory_that_may_not_be_read_is_named(tmp_path: Path, named: bool) -> None:
+    made.run(tmp_path, "b-00000002")
+    folder = made.run(tmp_path, "a-00000001").path
+    folder.chmod(0)
+    try:
+        report = made.report(tmp_path, *([str(folder), str(tmp_path)] if named else []))
+    finally:
+        folder.chmod(0o755)
+    assert [run.name for arm in report.arms for run in arm.runs] == ["b-00000002"]
+    assert any("a-00000001 can't be read: Permission denied" in note for note in report.notes)
