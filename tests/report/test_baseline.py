@@ -88,7 +88,7 @@ def test_by_default_it_is_the_arm_nearest_to_the_default_and_a_note_says_so(tmp_
 
 
 def test_of_equally_near_arms_it_is_the_one_that_most_others_differ_from_in_one_thing(tmp_path: Path) -> None:
-    """Every arm sets one precision; from fp32 the other four are one step away, from bf16 two."""
+    """bf16 and fp32 alone are one change each; two other arms are one step away from fp32 and two from bf16."""
     fp32 = "train.precision=fp32"
     report = arms(tmp_path, ("train.precision=bf16",), (fp32,), (fp32, "optim.lr=1"), (fp32, "norm=layernorm"))
     assert report.arms[report.baseline or 0].config["train.precision"] == "fp32"
