@@ -23,7 +23,9 @@ def sweep(
     overrides: Annotated[
         Optional[list[str]], typer.Argument(metavar="KEY=A,B,…", help="what to vary and what to change for all")
     ] = None,
-    seeds: Annotated[Optional[int], typer.Option(metavar="N", min=1, help="every member with seeds 0…N-1")] = None,
+    seeds: Annotated[
+        Optional[int], typer.Option(metavar="N", min=1, max=1000, help="every member with seeds 0…N-1")
+    ] = None,
     workers: Annotated[
         Optional[int],
         typer.Option(metavar="N", min=1, help="runs side by side on CPU (default 1); they share the cores"),

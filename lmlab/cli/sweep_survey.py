@@ -6,7 +6,7 @@ a run of it was measured before) and scaled to the others by their FLOPs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,11 @@ def survey(
     """By arm. `paces`: what runs of an arm measured before, by arm. Raises LmlabError naming members that can't run."""
     from lmlab.cli import plan as planning
 
-    members, _ = compose(space, config_dir=config_dir)
+    members, _ = compose(space.of_one_seed(), config_dir=config_dir)
     data: dict[str, Prepared] = {}
     plans: dict[str, Plan] = {}
     wrong: list[tuple[str, LmlabError]] = []
-    for member in first_of_each_arm(members):
+    for member in members:
         try:
             plans[member.arm] = planning.make(member.loaded.experiment, prepared_for(member, data), share=share)
         except LmlabError as error:
@@ -63,13 +63,6 @@ def survey(
             known[arm] = pace
             break
     return {arm: _told(plan, _pace(arm, plan, plans, known)) for arm, plan in plans.items()}
-
-
-def first_of_each_arm(members: Sequence[Member]) -> list[Member]:
-    found: dict[str, Member] = {}
-    for member in members:
-        found.setdefault(member.arm, member)
-    return list(found.values())
 
 
 def prepared_for(member: Member, known: dict[str, Prepared], progress: Any = None) -> Prepared:

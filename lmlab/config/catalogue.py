@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,16 +106,26 @@ def labels(group: str, user: Path | None = None) -> dict[str, Path]:
     return found
 
 
-def read(path: Path, group: str) -> Entry:
-    """One catalogue file. A part file may build on another one of its group."""
+def parsed(text: str) -> dict[str, Any]:
+    """A YAML mapping, the caller's own; {} for anything else. Each text is parsed once a process."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
-    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        body = yaml.safe_load(text) or {}
+        body = yaml.safe_load(text)
     except yaml.YAMLError:
         body = {}
-    body = body if isinstance(body, dict) else {}
+    return body if isinstance(body, dict) else {}
+
+
+def read(path: Path, group: str) -> Entry:
+    """One catalogue file. A part file may build on another one of its group."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    body = parsed(text)
     spec: type[Spec] | None = None
     values: dict[str, Any] = {}
     selects: dict[str, str] = {}
@@ -148,9 +160,7 @@ def help_of(text: str) -> str:
 
 def defaults() -> dict[str, str]:
     """The default label of every group, from conf/config.yaml."""
-    import yaml
-
-    rows = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    rows = parsed((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     return {k: v for row in rows if isinstance(row, dict) for k, v in row.items() if k in GROUPS}
 
 

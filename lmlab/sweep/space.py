@@ -49,6 +49,11 @@ class Space:
         all_ = next((o.value for o in point if o.key == SEED), "0")
         return " ".join([f"seed={all_}", *varied])
 
+    def of_one_seed(self) -> Space:
+        """The same arms, each once."""
+        axes = {key: values[:1] if is_seed(key) else values for key, values in self.axes.items()}
+        return replace(self, axes=axes)
+
     def chosen(self, name: str) -> str | None:
         """The launcher or sweeper that was typed."""
         return next((w.partition("=")[2] for w in self.hydra if w.startswith(name + "=")), None)
