@@ -5,7 +5,7 @@ PYTHON ?= .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: help setup demo test lint test-parity test-browser gpu wheel clean
+.PHONY: help setup demo test lint test-slow test-parity test-browser gpu wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 
 test: setup ## the whole suite (under 6 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 tests
+
+test-slow: setup ## sweeps under every launcher and sweeper of Hydra, forced, stale, killed (about 4 minutes)
+	$(PYTHON) -m pytest -n 2 -m slow tests
 
 test-parity: setup ## against transformers on tiny random models (about a minute)
 	$(PYTHON) -m pytest -q tests/parity

@@ -262,7 +262,7 @@ class Sweep:
         told = {str(e.get("run")): str(e["error"]) for e in folder.events() if e.get("error")}
         for m in self.members:
             state, manifest = state_of(m.path, self.made[m.hash], self.rule)
-            text = manifest.get("error") or told.get(m.path.name)
+            text = manifest.get("error") or told.get(m.path.name) or (told.get("") if state == "planned" else None)
             if state == "stale":
                 text = "made by other code or data than this sweep began with: something was edited meanwhile"
             if state == "diverged":
