@@ -26,10 +26,10 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 	@echo "       .venv/bin/lmlab train norm=rmsnorm pos=rope attn=gqa"
 
 test: setup ## the whole suite (under 6 minutes on 2 cores)
-	$(PYTHON) -m pytest -n 2 tests
+	$(PYTHON) -m pytest -n 2 --dist worksteal tests
 
 test-slow: setup ## sweeps under every launcher and sweeper of Hydra, forced, stale, killed (about 4 minutes)
-	$(PYTHON) -m pytest -n 2 -m slow tests
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
 test-parity: setup ## against transformers on tiny random models (about a minute)
 	$(PYTHON) -m pytest -q tests/parity
