@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from lmlab.cli.sweep_run import Ended, Sweep, stoppable
 from lmlab.cli.sweep_screen import SweepScreen
@@ -26,7 +25,7 @@ def run_drawn(made: Sweep) -> Ended:
     with made.screen.preparing() as progress:
         prepared_for(made.members[0], {}, progress)
     name = sweep_name(space, made.members, exp.name or asked.name)
-    folder = SweepFolder(Path(exp.paths.runs).expanduser() / "sweeps" / name)
+    folder = SweepFolder.beside(exp.paths.runs, name)
     made.screen.block(str(folder.path), [("sweeper", str(space.chosen(SWEEPER))), ("all have", made.shared())])
     if asked.dry_run:
         made.screen.note("its members are chosen while it runs (--dry-run)")

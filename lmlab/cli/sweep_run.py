@@ -135,7 +135,7 @@ class Sweep:
     def folder(self) -> SweepFolder:
         first = self.members[0].loaded.experiment
         name = sweep_name(self.space, self.members, first.name or self.asked.name)
-        return SweepFolder(Path(first.paths.runs).expanduser() / "sweeps" / name)
+        return SweepFolder.beside(first.paths.runs, name)
 
     def baseline(self) -> str:
         """The arm that others are compared with: the one named, else the first. Raises ConfigError."""

@@ -20,7 +20,7 @@ from lmlab.config.load import Loaded, load, value_errors
 from lmlab.errors import EXIT_FAILED, ConfigError, LmlabError, in_one_line
 from lmlab.runs.claim import InUse, is_claimed
 from lmlab.sweep.folder import SweepFolder
-from lmlab.sweep.ledger import Rule, state_of
+from lmlab.sweep.ledger import Rule, is_forced, is_open, state_of
 from lmlab.sweep.members import Member, member
 from lmlab.sweep.pool import Outcome
 from lmlab.sweep.slots import Slot
@@ -83,8 +83,8 @@ class SweepTask:
             if self.lists:
                 folder.add([one])
             state, manifest = state_of(one.path)
-            forced = flags.force and str(manifest.get("started") or "") < (self.rule.force_since or "")
-            if state == "failed" and not (self.rule.retry_failed or forced) and self.lists:
+            forced = is_forced(manifest, self.rule)
+            if self.lists and state == "failed" and not is_open(state, manifest, self.rule):
                 return Outcome("failed", one.path, error=manifest.get("error"))
             if is_claimed(one.path):
                 return Outcome("busy", one.path)

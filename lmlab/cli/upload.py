@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional
 
 import typer
 
@@ -18,7 +18,6 @@ Words = Annotated[
     typer.Argument(metavar="[RUN|SWEEP …] [paths.runs=FOLDER]", help="path, name or hash; none: every mirrored run"),
 ]
 KEY = "paths.runs="
-PLAN = "sweep.json"
 
 
 class Wanted(NamedTuple):
@@ -82,7 +81,7 @@ def wanted(refs: Sequence[str], root: Path) -> list[Wanted]:
     found: dict[str, Wanted] = {}
     for ref in refs:
         folder = sweep_folder(ref, root)
-        for one in members(folder, root) if folder else [Wanted(find(ref, root))]:
+        for one in members(folder) if folder else [Wanted(find(ref, root))]:
             found.setdefault(str(one.run.path.absolute()), one)
     return list(found.values())
 
@@ -96,24 +95,13 @@ def sweep_folder(ref: str, root: Path) -> Path | None:
     return sweep_at(Path(ref)) or sweep_named(ref, root)
 
 
-def members(folder: Path, root: Path) -> Iterator[Wanted]:
+def members(folder: Path) -> Iterator[Wanted]:
     """The runs of a sweep that exist; one renamed is found by its hash."""
-    import json
+    from lmlab.report.plans import read_sweep
+    from lmlab.runs.rundir import RunDir
 
-    from lmlab.errors import RunError
-    from lmlab.runs.find import list_runs
-
-    try:
-        plan: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        labels = {arm: str(one["label"]).split() for arm, one in plan["arms"].items()}
-        listed = [(str(m["run"]), str(m["hash"]), tuple(labels[m["arm"]])) for m in plan["members"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{folder / PLAN} can't be read: {error}", "give the same `lmlab sweep` command again"
-        ) from error
-    runs = list_runs(root, set_aside=False)
-    by_name, by_hash = {run.name: run for run in runs}, {run.hash: run for run in runs if run.hash}
-    for name, hash8, tags in listed:
-        run = by_name.get(name) or by_hash.get(hash8)
-        if run is not None:
-            yield Wanted(run, str(plan.get("name") or folder.name), tags)
+    sweep = read_sweep(folder)
+    for one in sweep.members:
+        if one.path is not None:
+            label = sweep.arms.get(one.arm, {}).get("label", "")
+            yield Wanted(RunDir(one.path), sweep.name, tuple(label.split()))

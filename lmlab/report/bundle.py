@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from lmlab.errors import RunError
-from lmlab.runs.layout import CONFIG, EVAL, LOG, MANIFEST, METRICS, PLUGINS
+from lmlab.runs.layout import CONFIG, EVAL, LOG, MANIFEST, METRICS, PLUGINS, SWEEP_LEDGER, SWEEP_PLAN
 
 if TYPE_CHECKING:
     from lmlab.report.model import Report
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TABLE, VERSION = "bundle.json", 1
 LEVEL = 1  # metrics compress well at any; higher ones take several times as long
 FILES = (CONFIG, MANIFEST, METRICS, LOG)
-PLANS = ("sweep.json", "ledger.jsonl")
+PLANS = (SWEEP_PLAN, SWEEP_LEDGER)
 FOLDERS = ((EVAL, "*.json"), (PLUGINS, "*.py"))
 DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),

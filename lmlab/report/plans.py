@@ -15,9 +15,10 @@ from typing import Any
 
 from lmlab.errors import RunError, listed
 from lmlab.runs import find
-from lmlab.runs.layout import parse_name
+from lmlab.runs.layout import SWEEP_LEDGER as LEDGER
+from lmlab.runs.layout import SWEEP_PLAN as PLAN
+from lmlab.runs.layout import SWEEPS, parse_name
 
-SWEEPS, PLAN, LEDGER = "sweeps", "sweep.json", "ledger.jsonl"
 _HEX = re.compile(r"^[0-9a-f]{4,8}$")
 
 
@@ -36,7 +37,7 @@ class Member:
 
 @dataclass
 class Sweep:
-    """A sweep's plan as its sweep.json tells it. arms: {id: {"config": {…}}} in the sweep's order."""
+    """A sweep's plan as its sweep.json tells it. arms: {id: {"config": {…}, "label": …}} in the sweep's order."""
 
     path: Path
     name: str
@@ -81,11 +82,15 @@ def read_sweep(folder: Path) -> Sweep:
     path = folder / PLAN
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        arms = {str(name): {"config": dict(arm["config"])} for name, arm in plan["arms"].items()}
+        arms = {
+            str(name): {"config": dict(arm["config"]), "label": str(arm.get("label") or "")}
+            for name, arm in plan["arms"].items()
+        }
         members = [_member(entry) for entry in plan["members"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-        raise RunError(f"{path} can't be read: {reason}", "the same `lmlab sweep` command writes it anew") from error
+        hint = "move it away; the same `lmlab sweep` command then writes it anew, and the runs are kept"
+        raise RunError(f"{path} can't be read: {reason}", hint) from error
     _look_up(members, folder.absolute().parents[1])
     begun = set(_begun(folder / LEDGER))
     for member in members:

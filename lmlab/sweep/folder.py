@@ -22,12 +22,15 @@ from typing import Any
 
 from lmlab.errors import RunError
 from lmlab.runs.files import atomic_write, disk, to_json
-from lmlab.runs.layout import now
+from lmlab.runs.layout import SWEEP_LEDGER as LEDGER
+from lmlab.runs.layout import SWEEP_PLAN as PLAN
+from lmlab.runs.layout import SWEEPS, now
 from lmlab.sweep.members import Member, arm_config
 from lmlab.sweep.space import SWEEPER, Space, is_seed
 
 VERSION = 1
-PLAN, LEDGER, LOGS, LOCK = "sweep.json", "ledger.jsonl", "logs", ".lock"
+LOGS, LOCK = "logs", ".lock"
+RESTORE = "move it away; the same command then writes it anew, and the runs are kept"
 SLUG_CHARS = 60
 
 
@@ -48,6 +51,11 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
+    @classmethod
+    def beside(cls, runs: str, name: str) -> SweepFolder:
+        """That of a sweep whose runs lie in `runs` (paths.runs)."""
+        return cls(Path(runs).expanduser() / SWEEPS / name)
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -59,9 +67,15 @@ class SweepFolder:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / PLAN} can't be read: {error}", "move it away: the runs are kept") from error
+            raise RunError(
+                f"{self.path / PLAN} can't be read: {error}",
+                RESTORE,
+            ) from error
         if not isinstance(found, dict) or not isinstance(found.get("members"), list):
-            raise RunError(f"{self.path / PLAN} is not a sweep's plan", "move it away: the runs are kept")
+            raise RunError(
+                f"{self.path / PLAN} is not a sweep's plan",
+                RESTORE,
+            )
         return found
 
     def add(

@@ -54,9 +54,14 @@ def _is_stale(manifest: Mapping[str, Any], made: Made) -> bool:
     return known[0] is not None and known != (made.code_hash, made.fingerprint)
 
 
+def is_forced(manifest: Mapping[str, Any], rule: Rule) -> bool:
+    """Whether the run is to be trained anew: once a call, also when another process of it did so already."""
+    return rule.force_since is not None and str(manifest.get("started") or "") < rule.force_since
+
+
 def is_open(state: str, manifest: Mapping[str, Any], rule: Rule) -> bool:
     """Whether there is something to train."""
-    forced = rule.force_since is not None and str(manifest.get("started") or "") < rule.force_since
+    forced = is_forced(manifest, rule)
     if state in MADE:
         return forced
     return forced or rule.retry_failed if state == "failed" else state != "running"

@@ -191,7 +191,8 @@ def make_sweep(root: Path) -> None:
         {"run": "c-00000004", "hash": "00000004", "arm": "b", "seed": 1},
     ]
     (root / "sweeps" / "s-12345678").mkdir(parents=True)
-    arms = {"a": {"label": "norm=rmsnorm pos=rope"}, "b": {"label": "pattern=" + "S" * 90}}
+    labels = {"a": "norm=rmsnorm pos=rope", "b": "pattern=" + "S" * 90}
+    arms = {arm: {"label": label, "config": {"version": 1}} for arm, label in labels.items()}
     plan = {"version": 1, "name": "s-12345678", "arms": arms, "members": members}
     (root / "sweeps" / "s-12345678" / "sweep.json").write_text(json.dumps(plan))
 
