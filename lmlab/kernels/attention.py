@@ -1,30 +1,69 @@
 """Softmax attention over (B, T, H, C): dense (the scores in memory) and torch's SDPA.
 
-mask: (1 or B, 1 or H, T, S), boolean with True = attend, or float to be added to the scores (−inf = masked), or None.
-Every row of it has something to attend (the caller zeroes the output of rows that do not). causal: query i of T sees
-the keys j ≤ i + S − T besides what the mask says. Query head h reads key/value head h // (H / K).
+Every backend is a pair: `render_…(scores, T, S, dtype, device)` makes what it needs of a Scores once per forward, and
+`…(q, k, v, scores, rendered, scale=, dropout=)` attends. A query that sees nothing gives 0 and finite gradients. Query
+head h reads key/value head h // (H / K). v may have other channels than q and k.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lmlab.kernels.ops import wide
+from lmlab.kernels.scores import Scores
+
+
+class Rendered(NamedTuple):
+    """mask: (1 or B, 1 or H, T, S), boolean (True = attend) or float to add, or None when nothing is hidden."""
+
+    mask: Optional[Tensor] = None
+    causal: bool = False  # instead of a mask
+    sees_BT: Optional[Tensor] = None  # False where a query sees nothing (its row of the mask then hides nothing)
+
+
+def render_dense(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torch.device) -> Rendered:
+    """A float mask in the dtype of the scores."""
+    seen, sees_BT = _seen(scores, T, S, device)
+    bias = scores.bias(range(T), range(S), dtype)
+    if seen is None:
+        return Rendered(bias)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=device) if bias is None else bias
+    return Rendered(bias.masked_fill(~seen, float("-inf")), sees_BT=sees_BT)
+
+
+def render_sdpa(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torch.device) -> Rendered:
+    """No tensor at all for a plain causal mask; boolean without a bias. Its `is_causal` is top-left: for T = S only."""
+    if scores.plain_causal() and not scores.biased and T == S:
+        return Rendered(causal=True)
+    if scores.biased:
+        return render_dense(scores, T, S, dtype, device)
+    seen, sees_BT = _seen(scores, T, S, device)
+    return Rendered(seen, sees_BT=sees_BT)
+
+
+def _seen(scores: Scores, T: int, S: int, device: torch.device) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    seen = scores.seen(range(T), range(S), T, S, device)
+    if seen is None or scores.valid_BS is None:  # only padding can leave a query with nothing
+        return seen, None
+    sees = seen.any(-1, keepdim=True)
+    return seen | ~sees, sees[:, 0, :, 0]
 
 
 def dense(
     q_BTHC: Tensor,
     k_BSKC: Tensor,
     v_BSKC: Tensor,
+    scores: Scores,
+    rendered: Rendered,
     *,
-    mask: Optional[Tensor],
-    causal: bool,
     scale: float,
-    dropout: float,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(scale · q·kᵀ + mask) · v with the probabilities in memory.
+    """softmax(cap(scale · q·kᵀ) + mask) · v with the probabilities in memory.
 
     Scores and probabilities have q's dtype; only inside the softmax is the arithmetic fp32. In bf16 the output is
     0.33 % off float64 at scores of standard deviation 1 (SDPA: 0.19 %) and 0.9 % at 6 (0.17 %). Scores in fp32 double
@@ -32,42 +71,49 @@ def dense(
     """
     B, T, H, C = q_BTHC.shape
     S, K = k_BSKC.shape[1:3]
-    if causal:
-        mask = _with_causal(mask, T, S, q_BTHC.device)
     q = q_BTHC.transpose(1, 2).reshape(B * K, H // K * T, C)
     k, v = (x.transpose(1, 2).reshape(B * K, S, -1) for x in (k_BSKC, v_BSKC))
-    scores = torch.baddbmm(q.new_zeros(()), q, k.transpose(1, 2), beta=0, alpha=scale).view(B, H, T, S)
-    if mask is not None:
-        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
-    probs = torch.softmax(scores, -1)
+    cap = scores.softcap
+    product = torch.baddbmm(q.new_zeros(()), q, k.transpose(1, 2), beta=0, alpha=scale / (cap or 1.0)).view(B, H, T, S)
+    if cap is not None:
+        product = product.tanh_() * cap
+    if rendered.mask is not None:
+        product = product.add_(rendered.mask)
+    probs = torch.softmax(product, -1)
     if dropout:
         probs = F.dropout(probs, dropout)
-    return torch.bmm(probs.view(q.shape[0], -1, S), v).view(B, H, T, -1).transpose(1, 2)
+    out_BTHC = torch.bmm(probs.view(q.shape[0], -1, S), v).view(B, H, T, -1).transpose(1, 2)
+    return _zeroed(out_BTHC, rendered)
 
 
 def sdpa(
     q_BTHC: Tensor,
     k_BSKC: Tensor,
     v_BSKC: Tensor,
+    scores: Scores,
+    rendered: Rendered,
     *,
-    mask: Optional[Tensor],
-    causal: bool,
     scale: float,
-    dropout: float,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention. Its `is_causal` is top-left, so it is used for T = S only."""
-    T, S = q_BTHC.shape[1], k_BSKC.shape[1]
-    if causal and (mask is not None or T != S):
-        mask, causal = _with_causal(mask, T, S, q_BTHC.device), False
+    """torch.nn.functional.scaled_dot_product_attention; it knows no softcap."""
+    assert scores.softcap is None, "SDPA has no softcap"
     q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BSKC, v_BSKC))
     grouped = q.shape[1] != k.shape[1]
-    if grouped and must_expand(mask, q.device):
+    if grouped and must_expand(rendered.mask, q.device):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         grouped = False
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        q,
+        k,
+        v,
+        attn_mask=rendered.mask,
+        dropout_p=dropout,
+        is_causal=rendered.causal,
+        scale=scale,
+        enable_gqa=grouped,
     )
-    return out.transpose(1, 2)
+    return _zeroed(out.transpose(1, 2), rendered)
 
 
 def must_expand(mask: Optional[Tensor], device: torch.device) -> bool:
@@ -76,9 +122,24 @@ def must_expand(mask: Optional[Tensor], device: torch.device) -> bool:
     return mask is not None and device.type == "cuda"
 
 
-def _with_causal(mask: Optional[Tensor], T: int, S: int, device: torch.device) -> Tensor:
-    """The mask that also hides keys after the query, aligned bottom-right."""
-    seen = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
-    if mask is None:
-        return seen
-    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))
+def probabilities(q_BTHC: Tensor, k_BSKC: Tensor, scores: Scores, *, scale: float) -> tuple[Tensor, Tensor]:
+    """(logits, probabilities), both (B, H, T, S) in at least fp32: what a look at attention shows. Hidden logits are
+    −inf, the probabilities of a query that sees nothing are 0."""
+    dtype, (T, H), (S, K) = wide(q_BTHC.dtype), q_BTHC.shape[1:3], k_BSKC.shape[1:3]
+    k_BSHC = k_BSKC.repeat_interleave(H // K, 2)
+    logits = torch.einsum("bthc,bshc->bhts", q_BTHC.to(dtype), k_BSHC.to(dtype)) * scale
+    if scores.softcap is not None:
+        logits = torch.tanh(logits / scores.softcap) * scores.softcap
+    bias = scores.bias(range(T), range(S), dtype)
+    logits = logits if bias is None else logits + bias
+    seen = scores.seen(range(T), range(S), T, S, q_BTHC.device)
+    if seen is not None:
+        logits = logits.masked_fill(~seen, float("-inf"))
+    return logits, torch.softmax(logits, -1).nan_to_num(0.0)
+
+
+def _zeroed(out_BTHC: Tensor, rendered: Rendered) -> Tensor:
+    """0 where a query sees nothing."""
+    if rendered.sees_BT is None:
+        return out_BTHC
+    return out_BTHC.masked_fill(~rendered.sees_BT[:, :, None, None], 0.0)

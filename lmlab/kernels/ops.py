@@ -15,26 +15,33 @@ from torch import Tensor
 
 
 class Attention(Protocol):
-    """softmax(scale·q·kᵀ + mask) · v per head, in (B, T, H, C); see lmlab/kernels/attention.py for the arguments."""
+    """softmax(cap(scale·q·kᵀ) + bias) · v per head, in (B, T, H, C). `scores` is a kernels.scores.Scores, `rendered`
+    what the backend's `Ops.render` made of it; see lmlab/kernels/attention.py."""
 
     def __call__(
         self,
         q_BTHC: Tensor,
         k_BSKC: Tensor,
         v_BSKC: Tensor,
+        scores: Any,
+        rendered: Any,
         *,
-        mask: Optional[Tensor],
-        causal: bool,
         scale: float,
-        dropout: float,
+        dropout: float = 0.0,
     ) -> Tensor: ...
 
 
 class LinearCrossEntropy(Protocol):
-    """Σ weight · nats of `softmax(scale · hidden · headᵀ)` at the targets, a scalar in at least fp32."""
+    """Σ weight · nats of `softmax(cap(scale · hidden · headᵀ))` at the targets, a scalar in at least fp32."""
 
     def __call__(
-        self, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+        self,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        targets_N: Tensor,
+        weights_N: Tensor,
+        scale: float,
+        softcap: Optional[float] = None,
     ) -> Tensor: ...
 
 
@@ -45,9 +52,10 @@ class Ops:
     embedding: Callable[[Tensor, Tensor], Tensor]  # (ids_BT, weight_VD) -> x_BTD
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # (x, weight, eps) -> normed
     layer_norm: Callable[[Tensor, Tensor, Optional[Tensor], float], Tensor]  # (x, weight, bias, eps) -> normed
-    activations: Mapping[str, Callable[[Tensor], Tensor]]  # ffn name -> h(up)
-    gates: Mapping[str, Callable[[Tensor, Tensor], Tensor]]  # gated ffn name -> h(gate, up)
+    activations: Mapping[str, Callable[..., Tensor]]  # ffn name -> h(up, …its settings)
+    gates: Mapping[str, Callable[..., Tensor]]  # gated ffn name -> h(gate, up, …its settings)
     rope: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]]  # pairing -> rotate(x_BTHC, cos, sin)
+    render: Mapping[str, Callable[..., Any]]  # backend -> (Scores, T, S, dtype, device) -> what it attends by
     attention: Mapping[str, Attention]  # backend -> attention
     attention_default: Optional[str]  # the backend of attn.backend=auto; None = a rule of mask, length and device
     fan: Callable[[Tensor, Sequence[Tensor], Optional[Sequence[Tensor]]], tuple[Tensor, ...]]  # x through many weights

@@ -35,6 +35,7 @@ def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype)
         activations=activation.ACTIVATIONS,
         gates=activation.GATES,
         rope={"half": rope.rotate_half if plain else rope.fused_rotate_half, "interleaved": rope.rotate_interleaved},
+        render={"dense": attention.render_dense, "sdpa": attention.render_sdpa},
         attention={"dense": attention.dense, "sdpa": attention.sdpa},
         attention_default="dense" if plain else None,
         names={role: f.__name__ for role, f in chosen.items()},

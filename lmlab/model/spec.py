@@ -1,4 +1,4 @@
-"""Every architectural choice on one page, torch-free: norm, block, pos, attn, ffn, model.
+"""Every architectural choice on one page, torch-free: norm, block, pos, rope_scaling, attn, ffn, model.
 
 A class is one option (`norm=rmsnorm`), its fields are what a user may set (`norm.eps=1e-5`). Widths that follow from
 other fields (head size, kv heads, ffn width) are methods here, so that the model, the checks and the cost agree.
@@ -7,8 +7,8 @@ other fields (head size, kv heads, ffn width) are methods here, so that the mode
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
 
 from lmlab.registry import Spec, option, setting
 
@@ -24,6 +24,25 @@ class LayerNorm(Spec):
 @option("norm", "rmsnorm", build="lmlab.model.norm:RMSNorm")
 class RMSNorm(Spec):
     eps: float = setting(1e-6, "added to the mean square", gt=0, probe=0.1)
+    offset: int = setting(0, "added to the weight, which then starts at 1 − offset (Gemma: 1)", ge=0, le=1, probe=1, since=2)
+
+
+@option("norm", "batchnorm", build="lmlab.model.norm:BatchNorm")
+class BatchNorm(Spec):
+    eps: float = setting(1e-5, "added to the variance", gt=0, probe=0.1)
+    bias: bool = setting(True, "learn a shift", probe=False)
+    momentum: float = setting(0.1, "share of a new batch in the running statistics", gt=0, le=1, probe=0.9)
+
+
+@option("norm", "dyt", build="lmlab.model.norm:DyT")
+class DyT(Spec):
+    alpha: float = setting(0.5, "what the learned slope starts at", gt=0, probe=2.0)
+    bias: bool = setting(True, "learn a shift", probe=False)
+
+
+@option("norm", "none", build="lmlab.model.norm:NoNorm")
+class NoNorm(Spec):
+    pass
 
 
 # ---------------------------------------------------------------- block
@@ -45,6 +64,41 @@ class PreNorm(BlockSpec):
 class PostNorm(BlockSpec):
     def final_norm(self) -> bool:
         return False
+
+
+@option("block", "deepnorm", build="lmlab.model.block:DeepNorm")
+class DeepNorm(BlockSpec):
+    alpha: Optional[float] = setting(None, "factor on the residual; null = (2·n_layers)^(1/4)", gt=0, probe=1.5)
+    beta: Optional[float] = setting(None, "gain of v, o and ffn; null = (8·n_layers)^(-1/4)", gt=0, probe=0.2)
+
+    def final_norm(self) -> bool:
+        return False
+
+    def factors(self, n_layers: int) -> tuple[float, float]:
+        """(alpha, beta) of a decoder of n_layers."""
+        alpha = (2 * n_layers) ** 0.25 if self.alpha is None else self.alpha
+        return alpha, (8 * n_layers) ** -0.25 if self.beta is None else self.beta
+
+
+@option("block", "sandwich", build="lmlab.model.block:Sandwich")
+class Sandwich(BlockSpec):
+    pass
+
+
+@option("block", "reordered", build="lmlab.model.block:Reordered")
+class Reordered(BlockSpec):
+    pass
+
+
+@option("block", "parallel", build="lmlab.model.block:Parallel")
+class Parallel(BlockSpec):
+    n_norms: int = setting(1, "1 = attention and ffn share one norm (GPT-J), 2 = one each (NeoX)", ge=1, le=2, probe=2)
+
+
+@option("block", "simplified", build="lmlab.model.block:Simplified")
+class Simplified(BlockSpec):
+    beta_attn: float = setting(1.0, "what the learned factor on attention starts at", gt=0, probe=0.5)
+    beta_ffn: float = setting(0.1, "what the learned factor on the ffn starts at", gt=0, probe=0.5)
 
 
 # ---------------------------------------------------------------- pos
@@ -81,49 +135,196 @@ class Alibi(Spec):
     pass
 
 
+@option("pos", "t5", build="lmlab.model.pos:T5")
+class T5(Spec):
+    n_buckets: int = setting(32, "learned values per head", ge=2, le=10_000, probe=8)
+    max_distance: int = setting(128, "all distances from here on share the last bucket", ge=2, le=2**24, probe=12)
+
+
+# ---------------------------------------------------------------- rope_scaling
+
+
+@dataclass
+class ScalingSpec(Spec):
+    """What all scalings share: positions up to factor · original_len are brought near those that were trained."""
+
+    factor: float = setting(2.0, "s, how many times the original length is wanted", ge=1, le=1e6, probe=8.0)
+
+
+@dataclass
+class LengthScalingSpec(ScalingSpec):
+    """Scalings that ask how long the original rows were."""
+
+    original_len: Optional[int] = setting(None, "tokens of the original rows; null = model.seq_len", ge=2, probe=8)
+
+    def original(self, seq_len: int) -> int:
+        """L, the original length."""
+        return seq_len if self.original_len is None else self.original_len
+
+
+@option("rope_scaling", "none")
+class NoScaling(Spec):
+    pass
+
+
+@option("rope_scaling", "pi", build="lmlab.model.rope_scaling:PI")
+class PI(ScalingSpec):
+    pass
+
+
+@option("rope_scaling", "ntk", build="lmlab.model.rope_scaling:NTK")
+class NTK(ScalingSpec):
+    pass
+
+
+@option("rope_scaling", "dynamic_ntk", build="lmlab.model.rope_scaling:DynamicNTK")
+class DynamicNTK(LengthScalingSpec):
+    pass
+
+
+@option("rope_scaling", "yarn", build="lmlab.model.rope_scaling:YaRN")
+class YaRN(LengthScalingSpec):
+    beta_fast: float = setting(32.0, "rotations over the original length above which a pair is kept", gt=0, probe=4.0)
+    beta_slow: float = setting(1.0, "rotations below which a pair is divided by the factor", gt=0, probe=0.1)
+    attention_factor: Optional[float] = setting(
+        None, "factor on cos and sin; null = 0.1·ln(factor) + 1", gt=0, probe=1.5
+    )
+
+
+@option("rope_scaling", "llama3", build="lmlab.model.rope_scaling:Llama3")
+class Llama3(LengthScalingSpec):
+    low_freq_factor: float = setting(1.0, "original_len over it: wavelengths above are divided", gt=0, probe=0.1)
+    high_freq_factor: float = setting(4.0, "original_len over it: wavelengths below are kept", gt=0, probe=2.0)
+
+
 # ---------------------------------------------------------------- attn
 
 
 @dataclass
 class AttnSpec(Spec):
-    """What all softmax attentions share."""
+    """What all softmax attentions share, and the sizes that the model, the checks and the cost ask of them."""
 
-    head_dim: Optional[int] = setting(None, "channels per head; null = d_model / n_heads", ge=1, probe=32)
     window: Optional[int] = setting(None, "keys seen, counting the token itself; null = all", ge=1, probe=8)
-    qk_norm: str = setting(
-        "none", "RMSNorm of q and k: one weight per head channel", choices=("none", "head"), probe="head"
+    pattern: Optional[str] = setting(
+        None, "a letter per layer, repeated: S = window, L = full, like SSSL; null = all S", probe="SL", since=2
     )
-    bias_qkv: bool = setting(False, "biases of the q, k, v projections", probe=True)
+    nope_every_n_layers: Optional[int] = setting(
+        None, "every n-th layer goes without positions; null = none", ge=1, probe=2, since=2
+    )
+    softcap: Optional[float] = setting(None, "c of c·tanh(score / c), before the mask; null = none", gt=0, probe=0.05, since=2)
+    scale: Optional[float] = setting(None, "factor on q·k; null = 1/√(channels of q)", gt=0, probe=1.0, since=2)
     bias_o: bool = setting(False, "bias of the output projection", probe=True)
     dropout: float = setting(0.0, "dropout of the attention probabilities", ge=0, lt=1, probe=0.5)
-    backend: str = setting("auto", "who computes attention", choices=("auto", "sdpa", "dense"), probe="dense")
+    backend: str = setting(
+        "auto",
+        "who computes attention",
+        choices=("auto", "sdpa", "flex", "tiled", "dense"),
+        probe="dense",
+    )
 
     def head_size(self, d_model: int, n_heads: int) -> int:
-        """C, channels per head."""
-        return self.head_dim if self.head_dim is not None else d_model // n_heads
+        """C, channels of each head's query and key."""
+        return d_model // n_heads
+
+    def value_size(self, d_model: int, n_heads: int) -> int:
+        """Channels of each head's value."""
+        return self.head_size(d_model, n_heads)
+
+    def rotary_size(self, d_model: int, n_heads: int) -> int:
+        """Channels of each head that positions may rotate."""
+        return self.head_size(d_model, n_heads)
 
     def kv_heads(self, n_heads: int) -> int:
         """K, the number of key/value heads."""
         return n_heads
 
+    def layer_window(self, layer: int) -> Optional[int]:
+        """The window of a layer, None where it sees everything."""
+        full = self.pattern is not None and self.pattern[layer % len(self.pattern)] == "L"
+        return None if full else self.window
+
+    def layer_has_positions(self, layer: int) -> bool:
+        """Whether a layer uses rotations and biases; not every n-th does (NoPE layers)."""
+        return self.nope_every_n_layers is None or (layer + 1) % self.nope_every_n_layers != 0
+
+
+@dataclass
+class HeadsSpec(AttnSpec):
+    """Attention with projections of its own for q, k and v."""
+
+    head_dim: Optional[int] = setting(None, "channels per head; null = d_model / n_heads", ge=1, probe=32)
+    qk_norm: str = setting(
+        "none",
+        "RMSNorm of q and k: head = one weight per head channel, full = over all heads",
+        choices=("none", "head", "full"),
+        probe="head",
+    )
+    bias_qkv: bool = setting(False, "biases of the q, k, v projections", probe=True)
+    weights: str = setting(
+        "softmax",
+        "shaped = a·identity + b·softmax − c·uniform, a, b, c learned per head",
+        choices=("softmax", "shaped"),
+        probe="shaped",
+        since=2,
+    )
+    v_proj: str = setting("linear", "none = the input itself is the value", choices=("linear", "none"), since=2)
+    o_proj: str = setting("linear", "none = the heads are put out as they are", choices=("linear", "none"), since=2)
+
+    def head_size(self, d_model: int, n_heads: int) -> int:
+        return self.head_dim if self.head_dim is not None else d_model // n_heads
+
 
 @option("attn", "mha", build="lmlab.model.attn:Attention")
-class MHA(AttnSpec):
+class MHA(HeadsSpec):
     pass
 
 
 @option("attn", "mqa", build="lmlab.model.attn:Attention")
-class MQA(AttnSpec):
+class MQA(HeadsSpec):
     def kv_heads(self, n_heads: int) -> int:
         return 1
 
 
 @option("attn", "gqa", build="lmlab.model.attn:Attention")
-class GQA(AttnSpec):
+class GQA(HeadsSpec):
     n_kv_heads: Optional[int] = setting(None, "key/value heads; null = n_heads / 2", ge=1, probe=1)
 
     def kv_heads(self, n_heads: int) -> int:
         return self.n_kv_heads if self.n_kv_heads is not None else max(1, n_heads // 2)
+
+
+@option("attn", "mla", build="lmlab.model.mla:MLA")
+class MLA(AttnSpec):
+    """Widths left null follow D / H, as in DeepSeek-V2: nope_dim and v_dim are it, rope_dim is half of it."""
+
+    kv_rank: Optional[int] = setting(None, "width of the shared k, v latent; null = d_model / 4", ge=1, probe=24)
+    q_rank: Optional[int] = setting(None, "width of the q latent; null = q straight from the input", ge=1, probe=24)
+    rope_dim: Optional[int] = setting(None, "channels that turn, one key for all heads; null = D / H / 2", ge=2, probe=4)
+    nope_dim: Optional[int] = setting(None, "channels per head that do not turn; null = D / H", ge=1, probe=8)
+    v_dim: Optional[int] = setting(None, "channels per head of the value; null = D / H", ge=1, probe=8)
+    form: str = setting(
+        "naive",
+        "absorbed = attend in the latent, k_up and v_up moved to q and to the output",
+        choices=("naive", "absorbed"),
+        probe="absorbed",
+    )
+
+    def latent_size(self, d_model: int) -> int:
+        """Width of the latent that keys and values are made from."""
+        return self.kv_rank if self.kv_rank is not None else max(1, d_model // 4)
+
+    def rotary_size(self, d_model: int, n_heads: int) -> int:
+        return self.rope_dim if self.rope_dim is not None else 2 * max(1, d_model // n_heads // 4)
+
+    def plain_size(self, d_model: int, n_heads: int) -> int:
+        """Channels of each head's query and key that do not turn."""
+        return self.nope_dim if self.nope_dim is not None else d_model // n_heads
+
+    def head_size(self, d_model: int, n_heads: int) -> int:
+        return self.plain_size(d_model, n_heads) + self.rotary_size(d_model, n_heads)
+
+    def value_size(self, d_model: int, n_heads: int) -> int:
+        return self.v_dim if self.v_dim is not None else d_model // n_heads
 
 
 # ---------------------------------------------------------------- ffn
@@ -150,9 +351,26 @@ class FfnSpec(Spec):
         step = 8 if self.multiple_of is None else self.multiple_of
         return step * math.ceil(round(raw / step, 9))
 
+    def activation(self) -> dict[str, Any]:
+        """Keyword arguments of the activation, when it takes any."""
+        return {}
+
+
+@dataclass
+class GatedSpec(FfnSpec):
+    """act(gate) · up."""
+
+    def gated(self) -> bool:
+        return True
+
 
 @option("ffn", "relu", build="lmlab.model.ffn:FFN")
 class ReLU(FfnSpec):
+    pass
+
+
+@option("ffn", "relu2", build="lmlab.model.ffn:FFN")
+class ReLU2(FfnSpec):
     pass
 
 
@@ -168,13 +386,38 @@ class GELUTanh(FfnSpec):
 
 @option("ffn", "silu", build="lmlab.model.ffn:FFN")
 class SiLU(FfnSpec):
+    beta: float = setting(1.0, "slope inside the sigmoid: 0 = x/2, towards ∞ = relu", ge=0, le=1e6, probe=4.0, since=2)
+
+    def activation(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+
+@option("ffn", "glu", build="lmlab.model.ffn:FFN")
+class GLU(GatedSpec):
     pass
 
 
+@option("ffn", "bilinear", build="lmlab.model.ffn:FFN")
+class Bilinear(GatedSpec):
+    pass
+
+
+@option("ffn", "reglu", build="lmlab.model.ffn:FFN")
+class ReGLU(GatedSpec):
+    pass
+
+
+@option("ffn", "geglu", build="lmlab.model.ffn:FFN")
+class GEGLU(GatedSpec):
+    approximate: str = setting("none", "tanh = the approximation Gemma uses", choices=("none", "tanh"), probe="tanh")
+
+    def activation(self) -> dict[str, Any]:
+        return {"approximate": self.approximate}
+
+
 @option("ffn", "swiglu", build="lmlab.model.ffn:FFN")
-class SwiGLU(FfnSpec):
-    def gated(self) -> bool:
-        return True
+class SwiGLU(GatedSpec):
+    pass
 
 
 # ---------------------------------------------------------------- model
@@ -190,9 +433,17 @@ class Decoder(Spec):
     seq_len: int = setting(256, "tokens per training row (T)", ge=1, le=100_000_000, probe=128)
     tie_embeddings: bool = setting(True, "one matrix for embedding and head", probe=False)
     dropout: float = setting(0.0, "dropout of the embedding and of each residual branch", ge=0, lt=1, probe=0.5)
-    logit_scale: Optional[float] = setting(
-        None, "factor on the logits; null = 1, or 1/√d_model for a tied postnorm model", gt=0, probe=0.5
+    embed_scale: Union[float, str] = setting(
+        1.0, "factor on the token embeddings", choices=("sqrt_d_model",), gt=0, probe="sqrt_d_model", since=2
     )
+    embed_norm: bool = setting(False, "a norm (of group norm) right after the embeddings", probe=True, since=2)
+    logit_scale: Optional[float] = setting(
+        None,
+        "factor on the logits; null = 1, or 1/√d_model where a tied head meets its own token at full length",
+        gt=0,
+        probe=0.5,
+    )
+    logit_softcap: Optional[float] = setting(None, "c of c·tanh(logit / c); null = none", gt=0, probe=0.2, since=2)
 
 
 @dataclass
@@ -205,12 +456,24 @@ class Arch:
     pos: Spec
     attn: AttnSpec
     ffn: FfnSpec
+    rope_scaling: Spec = field(default_factory=NoScaling)
 
     def head_dim(self) -> int:
         return self.attn.head_size(self.model.d_model, self.model.n_heads)
 
+    def embed_scale(self) -> float:
+        """The factor on the token embeddings."""
+        scale = self.model.embed_scale
+        return math.sqrt(self.model.d_model) if isinstance(scale, str) else float(scale)
+
+    def own_token_at_length(self) -> bool:
+        """Whether a tied head meets its own token's embedding at full length: without a final norm, or when the
+        embeddings are large against what the blocks add."""
+        large = self.embed_scale() > 1 or self.model.embed_norm
+        return self.model.tie_embeddings and (large or not self.block.final_norm())
+
     def logit_scale(self) -> float:
-        """The factor on the logits. Without a final norm a tied head would meet its own token at full length."""
+        """The factor on the logits: what is set, else such that the loss starts near ln V."""
         if self.model.logit_scale is not None:
             return self.model.logit_scale
-        return 1 / math.sqrt(self.model.d_model) if self.model.tie_embeddings and not self.block.final_norm() else 1.0
+        return 1 / math.sqrt(self.model.d_model) if self.own_token_at_length() else 1.0
