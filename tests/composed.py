@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmlab.kernels.attention import probabilities
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto, Reference
 from lmlab.model import spec as specs
@@ -15,8 +16,8 @@ from lmlab.model.transformer import Transformer, build
 from lmlab.registry import OPTIONS
 
 VOCAB = 97
-MODEL_GROUPS = ("norm", "block", "pos", "attn", "ffn")
-DEFAULT = {"norm": "rmsnorm", "block": "prenorm", "pos": "rope", "attn": "mha", "ffn": "swiglu"}
+MODEL_GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
+DEFAULT = {"norm": "rmsnorm", "block": "prenorm", "pos": "rope", "rope_scaling": "none", "attn": "mha", "ffn": "swiglu"}
 SIZES = {"n_layers": 2, "d_model": 64, "n_heads": 4, "seq_len": 16}
 
 
@@ -51,9 +52,9 @@ def peaked(net: Transformer, T: int = 16) -> Transformer:
             if last_row_peak(net, T) >= 0.5:
                 return net
             for block in net.blocks:
-                norms = [block.attn.q_norm, block.attn.k_norm]
-                for part in norms if norms[0] is not None else [block.attn.q, block.attn.k]:
-                    part.weight.mul_(1.5)
+                for name, p in block.attn.named_parameters():
+                    if name.startswith(("q", "k")):
+                        p.mul_(1.5)
     raise AssertionError("attention did not become peaked")
 
 
@@ -63,15 +64,10 @@ def last_row_peak(net: Transformer, T: int) -> float:
     attns = [block.attn for block in net.blocks]
 
     def spied(inner: Any) -> Any:
-        def attention(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-            k_all = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
-            scores = torch.einsum("bhc,bshc->bhs", q[:, -1], k_all) * how["scale"]
-            mask = how["mask"]
-            if mask is not None:
-                last = mask[:, :, -1]
-                scores = scores.masked_fill(~last, float("-inf")) if last.dtype == torch.bool else scores + last
-            peaks.append(scores.softmax(-1).amax(-1).mean().item())
-            return inner(q, k, v, **how)
+        def attention(q: Tensor, k: Tensor, v: Tensor, scores: Any, rendered: Any, **how: Any) -> Tensor:
+            _, probs = probabilities(q, k, scores, scale=how["scale"])
+            peaks.append(probs[:, :, -1].amax(-1).mean().item())
+            return inner(q, k, v, scores, rendered, **how)
 
         return attention
 

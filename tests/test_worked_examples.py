@@ -63,7 +63,7 @@ def test_head_dim_may_make_4096_of_3072():
 
 @pytest.mark.parametrize("angle", [0.0, 1.0, 2.5])
 def test_rope_turns_1_0_to_cos_and_sin(angle):
-    dims = Dims(d_model=2, n_heads=1, head_dim=2, n_layers=1, vocab_size=2, seq_len=4)
+    dims = Dims(d_model=2, n_heads=1, head_dim=2, n_layers=1, vocab_size=2, seq_len=4, rotary_dim=2)
     rope = Rope(specs.Rope(), dims, OPS)
     for position in (1, 5):
         kind, cos, sin = rope.tables(torch.tensor([[position]]), torch.tensor([[position]])).rotation(torch.float64)
@@ -75,7 +75,7 @@ def test_rope_turns_1_0_to_cos_and_sin(angle):
 
 
 def test_rope_frequencies_are_base_to_the_minus_2i_over_d():
-    dims = Dims(d_model=64, n_heads=1, head_dim=64, n_layers=1, vocab_size=2, seq_len=4)
+    dims = Dims(d_model=64, n_heads=1, head_dim=64, n_layers=1, vocab_size=2, seq_len=4, rotary_dim=64)
     cos, _ = Rope(specs.Rope(), dims, OPS).angles(torch.tensor([[1]]))
     assert cos[0, 0].acos().tolist() == pytest.approx([10000 ** (-2 * i / 64) for i in range(32)], rel=1e-6)
 

@@ -22,7 +22,8 @@ from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import OPTIONS, Spec, lookup
 
-VERSION = 1
+VERSION = 2  # of the configuration format
+HASHED_VERSION = 1  # what hashes begin with: they outlive the format
 CODE = ("model", "kernels", "train", "data", "eval/loss.py")
 SLUG_CHARS = 60
 
@@ -53,7 +54,14 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
     if version > VERSION:
         raise ConfigError(f"the configuration has version {version}; this lmlab reads up to {VERSION}", "update lmlab")
     body = {k: v for k, v in config.items() if k != "version"}
-    return _node(Experiment, body, "")
+    return _node(Experiment, {**_later_parts(), **body}, "")
+
+
+@functools.cache
+def _later_parts() -> dict[str, Any]:
+    """The default part of each group that came after the first version, as a plain value."""
+    later = [name for name in GROUPS if fields(Experiment)[name].since > 1]
+    return {name: _plain(entries(name)[defaults()[name]].make()) for name in later}
 
 
 def _node(cls: type, body: Mapping[str, Any], prefix: str) -> Any:
@@ -99,7 +107,7 @@ def _spec(group: str, value: Mapping[str, Any]) -> type[Spec]:
 
 def config_hash(experiment: Experiment) -> str:
     """8 hex digits of what identifies the experiment: known before any data is read."""
-    text = json.dumps({"version": VERSION, **_identity(experiment)}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({"version": HASHED_VERSION, **_identity(experiment)}, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -109,6 +117,8 @@ def _identity(node: Any) -> dict[str, Any]:
     for name, field in fields(type(node)).items():
         value = getattr(node, name)
         if not field.identity or (field.since > 1 and value == field.default):
+            continue
+        if isinstance(node, Experiment) and name in _later_parts() and _plain(value) == _later_parts()[name]:
             continue
         kept[name] = _identity(value) if dataclasses.is_dataclass(value) else value
     return kept

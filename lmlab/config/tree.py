@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from lmlab.data.spec import DataSpec
 from lmlab.model.spec import Arch, Decoder
-from lmlab.registry import Spec, setting
+from lmlab.registry import Spec, part, setting
 from lmlab.train.spec import OptimSpec, ScheduleSpec, Train
 
-GROUPS = ("norm", "block", "pos", "attn", "ffn", "model", "data", "tokenizer", "optim", "schedule", "kernels")
+GROUPS = (
+    "norm",
+    "block",
+    "pos",
+    "rope_scaling",
+    "attn",
+    "ffn",
+    "model",
+    "data",
+    "tokenizer",
+    "optim",
+    "schedule",
+    "kernels",
+)
 
 
 @dataclass
@@ -55,6 +69,7 @@ class Experiment:
     norm: Spec
     block: Spec
     pos: Spec
+    rope_scaling: Spec = part(since=2)
     attn: Spec
     ffn: Spec
     model: Decoder
@@ -77,8 +92,7 @@ class Experiment:
     @property
     def arch(self) -> Arch:
         """The parts the model is built from."""
-        parts: dict[str, Any] = {name: getattr(self, name) for name in ("model", "norm", "block", "pos", "attn", "ffn")}
-        return Arch(**parts)
+        return Arch(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Arch)})
 
     def seeds(self) -> dict[str, int]:
         """{"init": …, "data": …, "dropout": …} with null filled from seed.all."""

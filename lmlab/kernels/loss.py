@@ -27,28 +27,48 @@ def chunk_rows(device: torch.device, n_vocab: int) -> int:
 
 
 def linear_cross_entropy(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    scale: float,
+    softcap: Optional[float] = None,
 ) -> Tensor:
-    """Σ weight · nats, with all logits in memory in at least fp32."""
+    """Σ weight · nats of cap(scale · hidden · headᵀ), with all logits in memory in at least fp32."""
     logits_NV = F.linear(hidden_ND, head_VD).to(wide(hidden_ND.dtype)) * scale
+    if softcap is not None:
+        logits_NV = torch.tanh(logits_NV / softcap) * softcap
     return (F.cross_entropy(logits_NV, targets_N, reduction="none") * weights_N).sum()
 
 
 def chunked_linear_cross_entropy(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, weights_N: Tensor, scale: float
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    scale: float,
+    softcap: Optional[float] = None,
 ) -> Tensor:
     """The same in chunks of rows; weights get no gradient."""
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or head_VD.requires_grad):
-        return _Chunked.apply(hidden_ND, head_VD, targets_N, weights_N, scale)
-    return _forward(hidden_ND, head_VD, targets_N, weights_N, scale, None, None)
+        return _Chunked.apply(hidden_ND, head_VD, targets_N, weights_N, scale, softcap)
+    return _forward(hidden_ND, head_VD, targets_N, weights_N, scale, softcap, None, None)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        scale: float,
+        softcap: Optional[float],
+    ) -> Tensor:
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_head = torch.zeros_like(head, dtype=wide(head.dtype)) if ctx.needs_input_grad[1] else None
-        loss = _forward(hidden, head, targets, weights, scale, d_hidden, d_head)
+        loss = _forward(hidden, head, targets, weights, scale, softcap, d_hidden, d_head)
         ctx.save_for_backward(d_hidden, None if d_head is None else d_head.to(head.dtype))
         return loss
 
@@ -56,7 +76,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
         d_hidden, d_head = ctx.saved_tensors
-        return (*(None if d is None else _times(d, grad) for d in (d_hidden, d_head)), None, None, None)
+        return (*(None if d is None else _times(d, grad) for d in (d_hidden, d_head)), None, None, None, None)
 
 
 def _times(d: Tensor, factor: Tensor) -> Tensor:
@@ -70,6 +90,7 @@ def _forward(
     targets_N: Tensor,
     weights_N: Tensor,
     scale: float,
+    softcap: Optional[float],
     d_hidden_ND: Optional[Tensor],
     d_head_VD: Optional[Tensor],
 ) -> Tensor:
@@ -82,6 +103,7 @@ def _forward(
         hidden, target, weight = hidden_ND[rows], targets_N[rows, None], weights_N[rows, None].to(dtype)
         logits = F.linear(hidden, head_VD).to(dtype)
         logits = logits if scale == 1.0 else logits.mul_(scale)
+        logits = logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
         picked, top = logits.gather(-1, target), logits.amax(-1, keepdim=True)
         probs = torch.softmax(logits, -1)
         nats = top - probs.amax(-1, keepdim=True).log() - picked  # log Σ exp = top − log of its own probability
@@ -90,7 +112,10 @@ def _forward(
             continue
         # The gradient of nats is probs − 1 at the target. Weight and scale act on the narrow side of the products, in
         # `dtype`: rounded by themselves they would be one common error of all gradients.
-        d_logits = probs.scatter_(-1, target, torch.expm1(-nats)).to(hidden.dtype)
+        d_logits = probs.scatter_(-1, target, torch.expm1(-nats))
+        if softcap is not None:
+            d_logits *= 1 - (logits / softcap).square_()
+        d_logits = d_logits.to(hidden.dtype)
         if d_hidden_ND is not None:
             torch.mm(d_logits, head_VD, out=d_hidden_ND[rows]).mul_(weight * scale)
         if d_head_VD is not None:

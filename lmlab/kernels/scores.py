@@ -58,10 +58,7 @@ class Scores(NamedTuple):
         """The bias (1 or B, H, t, s) in `dtype`. A key after its query counts as distance 0: it is masked."""
         if not self.biased:
             return None
-        assert self.positions is not None, "a bias is a function of positions"
-        q_BT, k_BS = self.positions
-        q_BT, k_BS = q_BT[:, rows.start : rows.stop], k_BS[:, keys.start : keys.stop]
-        distance = (q_BT[:, :, None] - k_BS[:, None, :]).clamp_min(0)
+        distance = self._distance(rows, keys)
         if self.slope_H is not None:
             slope = -self.slope_H.to(wide(dtype))[:, None, None]
             return (distance[:, None].to(wide(dtype)) * slope).to(dtype)
@@ -69,6 +66,23 @@ class Scores(NamedTuple):
         distance = distance.clamp_max(self.bias_HR.shape[1] - 1)
         values = self.bias_HR.to(dtype).index_select(1, distance.flatten())
         return values.unflatten(1, distance.shape).transpose(0, 1)
+
+    def add_bias_gradient(self, grad_HR: Tensor, d_BHTS: Tensor, rows: range, keys: range) -> None:
+        """Add to `grad_HR` that of `bias_HR`, from the gradient of the scores of some queries and keys."""
+        if self.bias_HR is None:
+            return
+        H, R = self.bias_HR.shape
+        distance = self._distance(rows, keys).clamp_max(R - 1)
+        d_BHTS = d_BHTS if distance.shape[0] > 1 else d_BHTS.sum(0, keepdim=True)
+        at = distance[:, None] + torch.arange(0, H * R, R, device=distance.device)[:, None, None]
+        grad_HR.view(-1).index_add_(0, at.flatten(), d_BHTS.flatten())
+
+    def _distance(self, rows: range, keys: range) -> Tensor:
+        """How far back a key's position lies (1 or B, t, s), 0 if it lies ahead."""
+        assert self.positions is not None, "a bias is a function of positions"
+        q_BT, k_BS = self.positions
+        q_BT, k_BS = q_BT[:, rows.start : rows.stop], k_BS[:, keys.start : keys.stop]
+        return (q_BT[:, :, None] - k_BS[:, None, :]).clamp_min(0)
 
 
 def _both(a: Optional[Tensor], b: Tensor) -> Tensor:

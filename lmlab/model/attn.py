@@ -13,9 +13,12 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from lmlab.errors import ConfigError
 from lmlab.kernels.ops import Ops
+from lmlab.kernels.scores import Scores
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
+from lmlab.model.init import ONES, ZEROS, Rule
 from lmlab.model.mask import Mask, window
 from lmlab.model.norm import RMSNorm
 from lmlab.model.pos import PosTables, shared_row
@@ -23,6 +26,8 @@ from lmlab.model.pos import PosTables, shared_row
 # Below it the scores fit the CPU's caches: forward and backward in bf16, one core, 4096 tokens of 4 heads of 64 take
 # 24 ms dense and 41 ms by SDPA at 256 keys, 53 and 61 at 512, 190 and 70 at 1024; in fp32 SDPA wins throughout.
 DENSE_MAX_KEYS = 512
+# Above it a T×S mask costs more memory than all else: tiles need none.
+TILED_MIN_KEYS = 2048
 
 
 class View(NamedTuple):
@@ -30,92 +35,135 @@ class View(NamedTuple):
 
     backend: str
     why: str
-    causal: bool
-    mask: Optional[Tensor] = None  # (1 or B, 1 or H, T, S): boolean, or float to add
-    attends_BT: Optional[Tensor] = None  # False where a query has nothing to attend
+    scores: Scores
+    rendered: Any  # what the backend made of the scores
     rotation: Optional[tuple[str, Tensor, Tensor]] = None  # pairing, cos and sin of the new tokens
 
 
-class Attention(nn.Module):
-    """softmax(q·kᵀ/√C + bias) · v, masked before the softmax (Vaswani et al. 2017; gqa: Ainslie et al. 2023,
-    2305.13245). Query head h reads key/value head h // (H/K)."""
+class SoftmaxAttention(nn.Module):
+    """What all attentions share: the layer's window and positions, the backend, and the attending itself."""
 
     def __init__(self, spec: specs.AttnSpec, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__()
-        D, H, C = dims.d_model, dims.n_heads, dims.head_dim
-        K = spec.kv_heads(H)
-        assert H % K == 0, f"attn.n_kv_heads {K} does not divide model.n_heads {H}"
-        self.ops, self.head_dim, self.scale = ops, C, 1 / math.sqrt(C)
-        self.window, self.dropout, self.wanted = spec.window, spec.dropout, spec.backend
-        self.q = nn.Linear(D, H * C, bias=spec.bias_qkv)
-        self.k = nn.Linear(D, K * C, bias=spec.bias_qkv)
-        self.v = nn.Linear(D, K * C, bias=spec.bias_qkv)
-        self.o = nn.Linear(H * C, D, bias=spec.bias_o)
-        normed = spec.qk_norm == "head"
-        self.q_norm = RMSNorm(specs.RMSNorm(), dims, ops, layer, width=C) if normed else None
-        self.k_norm = RMSNorm(specs.RMSNorm(), dims, ops, layer, width=C) if normed else None
+        self.ops, self.wanted, self.dropout, self.softcap = ops, spec.backend, spec.dropout, spec.softcap
+        self.scale = 1 / math.sqrt(dims.head_dim) if spec.scale is None else spec.scale
+        self.window = spec.layer_window(layer or 0)
+        self.has_positions = spec.layer_has_positions(layer or 0)
+        if spec.backend == "flex" and ops.device.type == "cpu":
+            raise ConfigError(
+                "`attn.backend` is flex, which has no backward on the CPU", "use attn.backend=tiled, dense or auto"
+            )
 
     @property
     def kind(self) -> Hashable:
         """Layers of one kind share a View."""
-        return self.window
+        return self.window, self.has_positions
 
     def prepare(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor, dtype: torch.dtype) -> View:
         """Mask, window and positions as the backend wants them."""
         mask = mask if self.window is None else mask & window(self.window)
+        tables = tables if self.has_positions else PosTables()
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
-        counted_for = self.ops.device if device.type == "meta" else device
-        backend, why = self.choose(mask, tables.biased, S, counted_for, dtype)
-        causal = mask.plain_causal() and not tables.biased and (backend == "sdpa")
-        seen = None if causal else mask.render(T, S, device)
-        attends_BT = None
-        if seen is not None and mask.valid_BS is not None:  # only padding can leave a query with nothing
-            attends = seen.any(-1, keepdim=True)
-            seen, attends_BT = seen | ~attends, attends[:, 0, :, 0]
-        if tables.biased:
-            bias = tables.bias(shared_row(q_pos_BT)[:, :, None] - shared_row(k_pos_BS)[:, None, :], dtype)
-            seen = bias if seen is None else bias.masked_fill(~seen, float("-inf"))
-        elif seen is not None and backend == "dense":
-            seen = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-        return View(backend, why, causal, seen, attends_BT, tables.rotation(dtype))
+        scores = mask.scores(
+            positions=(shared_row(q_pos_BT), shared_row(k_pos_BS)) if tables.biased else None,
+            slope_H=tables.slope_H,
+            bias_HR=tables.bias_HR,
+            softcap=self.softcap,
+        )
+        backend, why = self.choose(scores, S, self.ops.device if device.type == "meta" else device, dtype)
+        rendered = self.ops.render[backend](scores, T, S, dtype, device)
+        return View(backend, why, scores, rendered, tables.rotation(dtype))
 
-    def choose(self, mask: Mask, biased: bool, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-        """The backend, and why: what `attn.backend` says, else a fixed rule of mask, length, device and dtype."""
+    def choose(self, scores: Scores, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+        """The backend, and why: what `attn.backend` says, else a fixed rule of the scores, length, device and dtype."""
         if self.wanted != "auto":
             return self.wanted, "attn.backend"
         if self.ops.attention_default is not None:
             return self.ops.attention_default, "the default of these kernels"
+        plain = scores.plain_causal() and not scores.biased and self.softcap is None
+        if plain and device.type != "cpu":
+            return "sdpa", f"fused on {device.type}"
+        if not plain and S > TILED_MIN_KEYS and not self.dropout and device.type == "cpu":
+            return "tiled", f"a mask or bias over more than {TILED_MIN_KEYS} keys"
+        if self.softcap is not None:
+            return "dense", "a cap on the scores"
         if device.type != "cpu":
             return "sdpa", f"fused on {device.type}"
-        if biased or not mask.plain_causal():
+        if not plain:
             return "dense", "the mask or bias needs a tensor"
         if S <= DENSE_MAX_KEYS and dtype in (torch.bfloat16, torch.float16):
             return "dense", f"at most {DENSE_MAX_KEYS} keys in a half precision on CPU"
         return "sdpa", "plain causal mask"
 
+    def attend(self, q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, view: View) -> Tensor:
+        """(B, T, H, channels of v)."""
+        dropout = self.dropout if self.training else 0.0
+        backend = self.ops.attention[view.backend]
+        return backend(q_BTHC, k_BSKC, v_BSKC, view.scores, view.rendered, scale=self.scale, dropout=dropout)
+
+    def rotate(self, x_BTHC: Tensor, view: View) -> Tensor:
+        """x turned by the positions of the new tokens, when positions turn anything."""
+        if view.rotation is None:
+            return x_BTHC
+        pairing, cos, sin = view.rotation
+        return self.ops.rope[pairing](x_BTHC, cos, sin)
+
+
+class Attention(SoftmaxAttention):
+    """softmax(q·kᵀ/√C + bias) · v, masked before the softmax (Vaswani et al. 2017; gqa: Ainslie et al. 2023,
+    2305.13245). Query head h reads key/value head h // (H/K).
+
+    weights=shaped: a·v + b·softmax(…)·v − c·uniform·v per head, uniform being the same attention with q = 0; it starts
+    as the identity, with q at 0 (Noci et al. 2023, 2306.17759; He & Hofmann 2023, 2311.01906).
+    """
+
+    def __init__(self, spec: specs.HeadsSpec, dims: Dims, ops: Ops, layer: int | None = None) -> None:
+        super().__init__(spec, dims, ops, layer)
+        D, H, C = dims.d_model, dims.n_heads, dims.head_dim
+        K = spec.kv_heads(H)
+        assert H % K == 0, f"attn.n_kv_heads {K} does not divide model.n_heads {H}"
+        self.head_dim = C
+        self.q = nn.Linear(D, H * C, bias=spec.bias_qkv)
+        self.k = nn.Linear(D, K * C, bias=spec.bias_qkv)
+        self.v = nn.Linear(D, K * C, bias=spec.bias_qkv) if spec.v_proj == "linear" else None
+        self.o = nn.Linear(H * C, D, bias=spec.bias_o) if spec.o_proj == "linear" else None
+        self.over_heads = spec.qk_norm == "full"
+        width = {"none": None, "head": (C, C), "full": (H * C, K * C)}[spec.qk_norm]
+        norms = [None if width is None else RMSNorm(specs.RMSNorm(), dims, ops, layer, width=w) for w in width or "qk"]
+        self.q_norm, self.k_norm = norms
+        self.mix = nn.Parameter(torch.empty(3, H)) if spec.weights == "shaped" else None
+
+    def init_rules(self) -> dict[str, Rule]:
+        """Shaped attention starts as the identity: factors 1, and q = 0."""
+        return {} if self.mix is None else {"mix": ONES, "q.weight": ZEROS}
+
     def forward(self, x_BTD: Tensor, view: View, cache: Any = None) -> Tensor:
         B, T, _ = x_BTD.shape
-        linears = (self.q, self.k, self.v)
-        biases = None if self.q.bias is None else [m.bias for m in linears]
-        packed = self.ops.fan(x_BTD, [m.weight for m in linears], biases)
-        q_BTHC, k_BTKC, v_BTKC = (p.view(B, T, -1, self.head_dim) for p in packed)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTHC, k_BTKC = self.q_norm(q_BTHC), self.k_norm(k_BTKC)
-        if view.rotation is not None:
-            pairing, cos, sin = view.rotation
-            turn = self.ops.rope[pairing]
-            q_BTHC, k_BTKC = turn(q_BTHC, cos, sin), turn(k_BTKC, cos, sin)
+        q_BTHC, k_BTKC, v_BTKC = self.project(x_BTD)
+        q_BTHC, k_BTKC = self.rotate(q_BTHC, view), self.rotate(k_BTKC, view)
         if cache is not None:
             k_BTKC, v_BTKC = cache.append(k_BTKC, v_BTKC)
-        out_BTHC = self.ops.attention[view.backend](
-            q_BTHC,
-            k_BTKC,
-            v_BTKC,
-            mask=view.mask,
-            causal=view.causal,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
+        out_BTHC = self.attend(q_BTHC, k_BTKC, v_BTKC, view)
+        if self.mix is not None:
+            uniform = self.attend(torch.zeros_like(q_BTHC), k_BTKC, v_BTKC, view)
+            own, softmax, flat = (m[:, None] for m in self.mix)
+            out_BTHC = own * v_BTKC[:, -T:] + softmax * out_BTHC - flat * uniform
+        out_BTD = out_BTHC.reshape(B, T, -1)
+        return out_BTD if self.o is None else self.o(out_BTD)
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, T, H, C), k and v (B, T, K, C), before the rotation."""
+        linears = [m for m in (self.q, self.k, self.v) if m is not None]
+        biases = None if self.q.bias is None else [m.bias for m in linears]
+        q, k, *v = self.ops.fan(x_BTD, [m.weight for m in linears], biases)
+        if self.over_heads:
+            q, k = self._normed(q, k)
+        heads_q, heads_k, heads_v = (
+            p.view(*x_BTD.shape[:2], -1, self.head_dim) for p in (q, k, v[0] if v else x_BTD)
         )
-        if view.attends_BT is not None:
-            out_BTHC = out_BTHC.masked_fill(~view.attends_BT[:, :, None, None], 0.0)
-        return self.o(out_BTHC.reshape(B, T, -1))
+        if not self.over_heads:
+            heads_q, heads_k = self._normed(heads_q, heads_k)
+        return heads_q, heads_k, heads_v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))

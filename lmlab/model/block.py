@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmlab.kernels.norm import add
 from lmlab.kernels.ops import Ops
+from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
-from lmlab.model.spec import BlockSpec
+from lmlab.model.init import Rule, xavier
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,15 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Base: one attention, one ffn, a norm for each."""
+    """Base: one attention, one ffn, and the norms that `norms` names (by default one for each)."""
 
-    def __init__(self, spec: BlockSpec, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
+    norms: ClassVar[tuple[str, ...]] = ("norm1", "norm2")
+
+    def __init__(self, spec: specs.BlockSpec, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
         super().__init__()
-        self.norm1, self.attn, self.norm2, self.ffn = parts.norm(), parts.attn(), parts.norm(), parts.ffn()
+        for name in self.norms:
+            self.add_module(name, parts.norm())
+        self.attn, self.ffn = parts.attn(), parts.ffn()
         self.dropout = parts.dropout
 
     def drop(self, branch: Tensor) -> Tensor:
@@ -47,18 +53,107 @@ class PreNorm(Block):
     def forward(
         self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
     ) -> tuple[Tensor, Any]:
-        branch = self.attn(self.norm1(x_BTD), view, cache)
-        x_BTD, normed = self.norm2.add(x_BTD, self.drop(branch))
+        branch = self.attn(self.norm1(x_BTD, valid_BT), view, cache)
+        x_BTD, normed = self.norm2.add(x_BTD, self.drop(branch), valid_BT=valid_BT)
         branch, stats = self.ffn(normed, valid_BT)
         return add(x_BTD, self.drop(branch)), stats
 
 
 class PostNorm(Block):
-    """norm(x + f(x)) for attention, then for the ffn (Vaswani et al. 2017, 1706.03762); no final norm follows."""
+    """norm(alpha·x + f(x)) for attention, then for the ffn; no final norm follows. alpha = 1: Vaswani et al. 2017,
+    1706.03762."""
+
+    alpha = 1.0
 
     def forward(
         self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
     ) -> tuple[Tensor, Any]:
-        _, x_BTD = self.norm1.add(x_BTD, self.drop(self.attn(x_BTD, view, cache)))
+        branch = self.drop(self.attn(x_BTD, view, cache))
+        _, x_BTD = self.norm1.add(x_BTD, branch, self.alpha, valid_BT=valid_BT)
         branch, stats = self.ffn(x_BTD, valid_BT)
-        return self.norm2.add(x_BTD, self.drop(branch))[1], stats
+        return self.norm2.add(x_BTD, self.drop(branch), self.alpha, valid_BT=valid_BT)[1], stats
+
+
+class DeepNorm(PostNorm):
+    """Postnorm with alpha = (2N)^(1/4), and Xavier-normal matrices with gain beta = (8N)^(−1/4), 1 for what makes q and
+    k (Wang et al. 2022, 2203.00555, decoder-only)."""
+
+    def __init__(self, spec: specs.DeepNorm, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
+        super().__init__(spec, dims, ops, layer, parts=parts)
+        self.alpha, self.beta = spec.factors(dims.n_layers)
+
+    def init_rules(self) -> dict[str, Rule]:
+        """Every matrix of attention and ffn, whatever they are. A part's own rules come before these."""
+        matrices = [(n, p) for n, p in self.named_parameters() if p.ndim >= 2 and n.startswith(("attn.", "ffn."))]
+        gain_1 = ("attn.q", "attn.k")
+        return {n: xavier(p.shape, 1.0 if n.startswith(gain_1) else self.beta) for n, p in matrices}
+
+
+class Sandwich(Block):
+    """x + norm(f(norm(x))), a final norm at the end (Ding et al. 2021, 2105.13290; Gemma 2)."""
+
+    norms = ("norm1", "norm1_out", "norm2", "norm2_out")
+
+    def forward(
+        self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
+    ) -> tuple[Tensor, Any]:
+        branch = self.norm1_out(self.attn(self.norm1(x_BTD, valid_BT), view, cache), valid_BT)
+        x_BTD, normed = self.norm2.add(x_BTD, self.drop(branch), valid_BT=valid_BT)
+        branch, stats = self.ffn(normed, valid_BT)
+        return add(x_BTD, self.drop(self.norm2_out(branch, valid_BT))), stats
+
+
+class Reordered(Block):
+    """x + norm(f(x)), a final norm at the end (OLMo 2 2024, 2501.00656)."""
+
+    def forward(
+        self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
+    ) -> tuple[Tensor, Any]:
+        x_BTD = add(x_BTD, self.drop(self.norm1(self.attn(x_BTD, view, cache), valid_BT)))
+        branch, stats = self.ffn(x_BTD, valid_BT)
+        return add(x_BTD, self.drop(self.norm2(branch, valid_BT))), stats
+
+
+class Parallel(Block):
+    """x + attn(norm1(x)) + ffn(norm2(x)); with one norm, norm2 = norm1 (GPT-J 2021; NeoX: Black et al. 2022,
+    2204.06745)."""
+
+    norm2: Any
+
+    def __init__(self, spec: specs.Parallel, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
+        self.norms = ("norm1", "norm2")[: spec.n_norms]  # type: ignore[misc]
+        super().__init__(spec, dims, ops, layer, parts=parts)
+        self.shared = spec.n_norms == 1
+
+    def forward(
+        self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
+    ) -> tuple[Tensor, Any]:
+        normed = self.norm1(x_BTD, valid_BT)
+        branch, stats = self.ffn(normed if self.shared else self.norm2(x_BTD, valid_BT), valid_BT)
+        x_BTD = add(x_BTD, self.drop(self.attn(normed, view, cache)))
+        return add(x_BTD, self.drop(branch)), stats
+
+
+class Simplified(Block):
+    """beta_attn · attn(y) + beta_ffn · ffn(y), y = norm(x): no skip connection (SAS-P of He & Hofmann 2023, 2311.01906).
+
+    Made for attn.weights=shaped, which starts as the identity and so stands in for the skip.
+    """
+
+    norms = ("norm1",)
+
+    def __init__(self, spec: specs.Simplified, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
+        super().__init__(spec, dims, ops, layer, parts=parts)
+        self.starts = {"beta_attn": Rule(spec.beta_attn, 0.0), "beta_ffn": Rule(spec.beta_ffn, 0.0)}
+        self.beta_attn, self.beta_ffn = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+
+    def init_rules(self) -> dict[str, Rule]:
+        return self.starts
+
+    def forward(
+        self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
+    ) -> tuple[Tensor, Any]:
+        normed = self.norm1(x_BTD, valid_BT)
+        attended = self.drop(self.attn(normed, view, cache))
+        branch, stats = self.ffn(normed, valid_BT)
+        return self.beta_attn * attended + self.beta_ffn * self.drop(branch), stats

@@ -23,3 +23,4 @@ class Dims:
     n_layers: int  # L
     vocab_size: int  # V
     seq_len: int  # T of a training row
+    rotary_dim: int  # of C, those that positions may rotate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional
 
 from torch import Tensor, nn
@@ -20,7 +21,9 @@ class FFN(nn.Module):
         self.gate = nn.Linear(D, width, bias=spec.bias) if spec.gated() else None
         self.up = nn.Linear(D, width, bias=spec.bias)
         self.down = nn.Linear(width, D, bias=spec.bias)
-        self.activation: Any = (ops.gates if spec.gated() else ops.activations)[spec.name]
+        activation = (ops.gates if spec.gated() else ops.activations)[spec.name]
+        settings = spec.activation()
+        self.activation: Any = partial(activation, **settings) if settings else activation
 
     def forward(self, x_BTD: Tensor, valid_BT: Optional[Tensor] = None) -> tuple[Tensor, None]:
         up_BTF = self.up(x_BTD)

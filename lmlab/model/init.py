@@ -27,6 +27,11 @@ class Rule(NamedTuple):
 ZEROS, ONES = Rule(0.0, 0.0), Rule(1.0, 0.0)
 
 
+def xavier(shape: torch.Size, gain: float) -> Rule:
+    """Normal with std = gain · √(2 / (fan_in + fan_out)) (Glorot & Bengio 2010), for a matrix (fan_out, fan_in)."""
+    return Rule(0.0, gain * math.sqrt(2 / (shape[0] + shape[1])))
+
+
 def rules(n_layers: int, d_model: int) -> list[tuple[str, Rule]]:
     """Pattern of the name → rule; the first that fits holds. Norm weights are vectors: 1 by the general rule."""
     residual = Rule(0.0, STD / math.sqrt(2 * n_layers))
@@ -41,7 +46,8 @@ def rules(n_layers: int, d_model: int) -> list[tuple[str, Rule]]:
 def table(model: nn.Module) -> dict[str, Rule]:
     """Every parameter's rule. What no pattern names: matrices 0.02 normal, vectors 1 (a scale).
 
-    A part may say otherwise for its own parameters: `init_rules() -> {name within the part: Rule}`.
+    A part may say otherwise for the parameters in it: `init_rules() -> {name within the part: Rule}`; an inner part's
+    rules come before those of the part around it.
     """
     dims = model.dims
     patterns = rules(dims.n_layers, dims.d_model)  # type: ignore[union-attr, arg-type]

@@ -14,10 +14,11 @@ is key i + S − T.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
-import torch
 from torch import Tensor
+
+from lmlab.kernels.scores import Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,23 +38,19 @@ class Mask:
             valid_BS=_both(self.valid_BS, other.valid_BS),
         )
 
-    def plain_causal(self) -> bool:
-        """Whether it says `causal` and nothing else: no tensor is needed to render it."""
-        return self.causal and self.window is None and self.documents is None and self.valid_BS is None
+    def scores(self, **more: Any) -> Scores:
+        """What the backends render, with what positions and the layer add (lmlab/kernels/scores.py)."""
+        return Scores(
+            causal=self.causal, window=self.window, documents=self.documents, valid_BS=self.valid_BS, **more
+        )
 
-    def render(self, T: int, S: int, device: torch.device) -> Optional[Tensor]:
-        """The boolean (1 or B, 1, T, S), or None when nothing is hidden."""
-        seen: Optional[Tensor] = None
-        if self.causal or self.window is not None:
-            ones = torch.ones(T, S, dtype=torch.bool, device=device)
-            seen = ones.tril(S - T) if self.causal else ones
-            seen = (seen if self.window is None else seen.triu(S - T - self.window + 1))[None, None]
-        if self.documents is not None:
-            q_BT, k_BS = self.documents
-            seen = _both(seen, (q_BT[:, :, None] == k_BS[:, None, :])[:, None])
-        if self.valid_BS is not None:
-            seen = _both(seen, self.valid_BS[:, None, None, :].expand(-1, 1, T, S))
-        return seen
+    def lengths(self) -> Optional[Tensor]:
+        """(B, 1 or T): the tokens of each query's document, of its row without padding; None = the whole row."""
+        if self.documents is None:
+            return None if self.valid_BS is None else self.valid_BS.sum(-1, keepdim=True)
+        q_BT, k_BS = self.documents
+        same = q_BT[:, :, None] == k_BS[:, None, :]
+        return (same if self.valid_BS is None else same & self.valid_BS[:, None, :]).sum(-1)
 
 
 CAUSAL = Mask(causal=True)

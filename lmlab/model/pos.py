@@ -8,16 +8,19 @@ never looked at: on an accelerator that would stall it. Rows that share theirs s
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmlab.errors import ConfigError, LmlabError
-from lmlab.kernels.ops import Ops, wide
+from lmlab.kernels.ops import Ops
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
+from lmlab.model.init import ZEROS, Rule
+from lmlab.model.rope_scaling import DynamicNTK, Scaling, plain
 
 
 class PosTables(NamedTuple):
@@ -40,29 +43,29 @@ class PosTables(NamedTuple):
         """Whether scores get a bias."""
         return self.bias_HR is not None or self.slope_H is not None
 
-    def bias(self, distance_BTS: Tensor, dtype: torch.dtype) -> Tensor:
-        """(B, H, T, S): the bias of each query and key. A key after its query counts as distance 0: it is masked."""
-        distance = distance_BTS.clamp_min(0)[:, None]
-        if self.slope_H is not None:
-            return (distance.to(wide(dtype)) * -self.slope_H.to(wide(dtype))[:, None, None]).to(dtype)
-        assert self.bias_HR is not None, "these positions have no bias"
-        distance = distance.clamp_max(self.bias_HR.shape[1] - 1)[:, 0]
-        return self.bias_HR.to(dtype).index_select(1, distance.flatten()).unflatten(1, distance.shape).transpose(0, 1)
-
 
 class Position(nn.Module):
     """Base: adds nothing, offers nothing."""
+
+    needs_length = False  # whether `tables` is handed the lengths; otherwise nobody works them out
 
     def __init__(self, spec: specs.Spec, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__()
         self.dims = dims
 
+    def scale_by(self, scaling: Any) -> None:
+        """Take a scaling of rotations (lmlab/model/rope_scaling.py). Raises ConfigError: only rotations have one."""
+        raise ConfigError(
+            f"{type(self).__name__} has no rotations that could be scaled", "use pos=rope, or rope_scaling=none"
+        )
+
     def embed(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
         """The embeddings with what this kind of position adds to them."""
         return x_BTD
 
-    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_B: Optional[Tensor] = None) -> PosTables:
-        """Made once per forward, outside the compiled blocks. length_B: tokens of each row (None = all of it)."""
+    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
+        """Made once per forward, outside the compiled blocks. length_BT: (B, 1 or T) tokens of the text that each query
+        stands in: its document, or its row without padding (None = all of the row)."""
         return PosTables()
 
 
@@ -105,22 +108,47 @@ class Learned(Position):
 
 
 class Rope(Position):
-    """Pairs of channels turn by p·θ_i, θ_i = theta^(−2i/d), d the rotary width (Su et al. 2021, 2104.09864)."""
+    """Pairs of channels turn by p·θ_i, θ_i = theta^(−2i/d), d the rotary width (Su et al. 2021, 2104.09864); a scaling
+    changes the θ_i."""
 
     def __init__(self, spec: specs.Rope, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__(spec, dims, ops, layer)
-        width = spec.width(dims.head_dim)
+        width = spec.width(dims.rotary_dim)
         if width % 2 or width == 0:
             raise ConfigError(
-                f"`pos.fraction` {spec.fraction:g} of `attn.head_dim` {dims.head_dim} turns {width} channels, "
+                f"`pos.fraction` {spec.fraction:g} of {dims.rotary_dim} channels turns {width} channels, "
                 "which do not pair up",
                 "choose them so that the rotary width is even",
             )
-        self.pairing, self.angles = spec.pairing, Angles(spec.theta, width)
+        self.pairing, self.angles, self.scaling = spec.pairing, Angles(spec.theta, width), Scaling(spec, dims, ops)
 
-    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_B: Optional[Tensor] = None) -> PosTables:
+    def scale_by(self, scaling: Scaling) -> None:
+        self.scaling, self.needs_length = scaling, isinstance(scaling, DynamicNTK)
+        self.angles.frequencies = scaling.frequencies
+
+    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
         cos, sin = self.angles(q_pos_BT)
+        if isinstance(self.scaling, DynamicNTK):
+            cos, sin = self.grown(q_pos_BT, length_BT, k_pos_BS.shape[1], cos, sin)
+        if self.scaling.magnitude != 1:
+            cos, sin = cos * self.scaling.magnitude, sin * self.scaling.magnitude
         return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], pairing=self.pairing)
+
+    def grown(
+        self, positions_BT: Tensor, length_BT: Optional[Tensor], S: int, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The tables of rows longer than the original length; of the others those that are handed in."""
+        scaling = self.scaling
+        assert isinstance(scaling, DynamicNTK)
+        if length_BT is None:
+            length_BT = torch.full((1, 1), S, device=positions_BT.device)
+        plain = length_BT <= scaling.original
+        if plain.device.type == "cpu" and bool(plain.all()):
+            return cos, sin
+        frequencies = scaling.grown(self.angles.theta, self.angles.width, shared_row(length_BT))
+        angles = shared_row(positions_BT)[..., None].double() * frequencies
+        keep = shared_row(plain)[..., None]
+        return torch.where(keep, cos, angles.cos()), torch.where(keep, sin, angles.sin())
 
 
 class Alibi(Position):
@@ -130,10 +158,46 @@ class Alibi(Position):
         super().__init__(spec, dims, ops, layer)
         self.slope_H: Optional[Tensor] = None  # kept: copied to an accelerator at every step it would stall it
 
-    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_B: Optional[Tensor] = None) -> PosTables:
+    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
         if self.slope_H is None or self.slope_H.device != q_pos_BT.device:
             self.slope_H = torch.tensor(alibi_slopes(self.dims.n_heads), dtype=torch.float64, device=q_pos_BT.device)
         return PosTables(slope_H=self.slope_H)
+
+
+class T5(Position):
+    """One learned value per head and bucket of distances, shared by the layers (Raffel et al. 2020, 1910.10683).
+
+    Half of the buckets are the distances 0, 1, 2, …; the others grow logarithmically up to max_distance. Only the past
+    has buckets. T5 leaves out 1/√C; here the scores keep it, like everywhere (attn.scale=1 for T5's).
+    """
+
+    def __init__(self, spec: specs.T5, dims: Dims, ops: Ops, layer: int | None = None) -> None:
+        super().__init__(spec, dims, ops, layer)
+        self.weight = nn.Parameter(torch.empty(dims.n_heads, spec.n_buckets))
+        self.buckets = t5_buckets(spec.n_buckets, spec.max_distance)
+        self.bucket_R: Optional[Tensor] = None
+
+    def init_rules(self) -> dict[str, Rule]:
+        """No preference of distances at the start."""
+        return {"weight": ZEROS}
+
+    def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
+        if self.bucket_R is None or self.bucket_R.device != self.weight.device:
+            self.bucket_R = torch.tensor(self.buckets, device=self.weight.device)
+        return PosTables(bias_HR=self.weight.index_select(1, self.bucket_R))
+
+
+def t5_buckets(n_buckets: int, max_distance: int) -> list[int]:
+    """The bucket of each distance 0 … max_distance; the last one holds from there on."""
+    exact = n_buckets // 2
+    wide = math.log(max_distance / exact) if max_distance > exact else 1.0
+
+    def bucket(distance: int) -> int:
+        if distance < exact:
+            return distance
+        return min(n_buckets - 1, exact + int(math.log(distance / exact) / wide * (n_buckets - exact)))
+
+    return [bucket(distance) for distance in range(max_distance + 1)]
 
 
 class Angles:
@@ -145,6 +209,7 @@ class Angles:
 
     def __init__(self, theta: float, width: int) -> None:
         self.theta, self.width = theta, width
+        self.frequencies: Callable[[float, int, torch.device], Tensor] = plain
         self.table: Optional[Tensor] = None
 
     def __call__(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,9 +224,8 @@ class Angles:
 
     def compute(self, device: torch.device) -> Tensor:
         """(3, 256, width/2) complex: the turns at 0, step, 2·step, … for each step."""
-        even = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
         place = torch.stack([step * torch.arange(256, dtype=torch.float64, device=device) for step in (1, 256, 65536)])
-        angles = place[:, :, None] * self.theta ** (-even / self.width)
+        angles = place[:, :, None] * self.frequencies(self.theta, self.width, device)
         return torch.complex(angles.cos(), angles.sin())
 
 

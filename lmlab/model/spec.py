@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from lmlab.registry import Spec, option, setting
 
@@ -433,8 +433,8 @@ class Decoder(Spec):
     seq_len: int = setting(256, "tokens per training row (T)", ge=1, le=100_000_000, probe=128)
     tie_embeddings: bool = setting(True, "one matrix for embedding and head", probe=False)
     dropout: float = setting(0.0, "dropout of the embedding and of each residual branch", ge=0, lt=1, probe=0.5)
-    embed_scale: Union[float, str] = setting(
-        1.0, "factor on the token embeddings", choices=("sqrt_d_model",), gt=0, probe="sqrt_d_model", since=2
+    embed_scale: str = setting(
+        "none", "factor on the token embeddings", choices=("none", "sqrt_d_model"), probe="sqrt_d_model", since=2
     )
     embed_norm: bool = setting(False, "a norm (of group norm) right after the embeddings", probe=True, since=2)
     logit_scale: Optional[float] = setting(
@@ -463,8 +463,7 @@ class Arch:
 
     def embed_scale(self) -> float:
         """The factor on the token embeddings."""
-        scale = self.model.embed_scale
-        return math.sqrt(self.model.d_model) if isinstance(scale, str) else float(scale)
+        return {"none": 1.0, "sqrt_d_model": math.sqrt(self.model.d_model)}[self.model.embed_scale]
 
     def own_token_at_length(self) -> bool:
         """Whether a tied head meets its own token's embedding at full length: without a final norm, or when the

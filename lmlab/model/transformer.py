@@ -32,7 +32,8 @@ class Transformer(nn.Module):
     def __init__(self, arch: Arch, vocab_size: int, ops: Ops) -> None:
         super().__init__()
         model = arch.model
-        self.arch, self.ops, self.dropout, self.logit_scale = arch, ops, model.dropout, arch.logit_scale()
+        self.arch, self.ops, self.dropout = arch, ops, model.dropout
+        self.logit_scale, self.logit_softcap = arch.logit_scale(), model.logit_softcap
         self.dims = dims = Dims(
             d_model=model.d_model,
             n_heads=model.n_heads,
@@ -40,9 +41,14 @@ class Transformer(nn.Module):
             n_layers=model.n_layers,
             vocab_size=vocab_size,
             seq_len=model.seq_len,
+            rotary_dim=arch.attn.rotary_size(model.d_model, model.n_heads),
         )
         self.embed = nn.Embedding(vocab_size, model.d_model)
+        self.embed_scale = arch.embed_scale()
+        self.embed_norm = make(arch.norm, dims, ops, None) if model.embed_norm else None
         self.pos = make(arch.pos, dims, ops, None)
+        if arch.rope_scaling.build:
+            self.pos.scale_by(make(arch.rope_scaling, dims, ops, None))
         self.blocks = nn.ModuleList(self._block(arch, dims, ops, layer) for layer in range(model.n_layers))
         self.norm = make(arch.norm, dims, ops, None) if arch.block.final_norm() else None
         self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
@@ -70,33 +76,47 @@ class Transformer(nn.Module):
         *,
         documents_BT: Optional[Tensor] = None,
         valid_BT: Optional[Tensor] = None,
+        length_BT: Optional[Tensor] = None,
         cache: Any = None,
         targets_BT: Optional[Tensor] = None,
         weights_BT: Optional[Tensor] = None,
     ) -> Output:
         """Loss when targets are given, else logits. documents_BT: ids, attention stays inside one (positions then
-        start again at each). valid_BT: False = padding. weights_BT: of each target in the loss (None = 1)."""
+        start again at each). valid_BT: False = padding. length_BT: (B, 1 or T) tokens that the text of each token has
+        or will have, for scalings that ask (None = of its document in the row). weights_BT: of each target in the loss
+        (None = 1)."""
         if cache is not None:
             raise LmlabError("this model keeps no cache", "call it with whole rows")
-        x_BTD = self.pos.embed(self.ops.embedding(tokens_BT, self.embed.weight), positions_BT)
-        if self.dropout and self.training:
-            x_BTD = F.dropout(x_BTD, self.dropout)
+        x_BTD = self.embedded(tokens_BT, positions_BT, valid_BT)
         mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
         mask = mask if valid_BT is None else mask & padding(valid_BT)
         stats = []
-        for block, view in zip(self.blocks, self.views(mask, positions_BT, x_BTD.dtype), strict=True):
+        views = self.views(mask, positions_BT, x_BTD.dtype, length_BT)
+        for block, view in zip(self.blocks, views, strict=True):
             x_BTD, found = block(x_BTD, view, valid_BT)
             stats.append(found)
         if self.norm is not None:
-            x_BTD = self.norm(x_BTD)
+            x_BTD = self.norm(x_BTD, valid_BT)
         if targets_BT is None:
-            logits_BTV = F.linear(x_BTD, self.head_weight)
-            return Output(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, None, tuple(stats))
+            return Output(self.logits(x_BTD), None, tuple(stats))
         return Output(None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats))
 
-    def views(self, mask: Mask, positions_BT: Tensor, dtype: torch.dtype) -> list[Any]:
+    def embedded(self, tokens_BT: Tensor, positions_BT: Tensor, valid_BT: Optional[Tensor]) -> Tensor:
+        """What the first block is handed (B, T, D)."""
+        x_BTD = self.ops.embedding(tokens_BT, self.embed.weight)
+        x_BTD = x_BTD if self.embed_scale == 1 else x_BTD * self.embed_scale
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm(x_BTD, valid_BT)
+        x_BTD = self.pos.embed(x_BTD, positions_BT)
+        return F.dropout(x_BTD, self.dropout) if self.dropout and self.training else x_BTD
+
+    def views(
+        self, mask: Mask, positions_BT: Tensor, dtype: torch.dtype, length_BT: Optional[Tensor] = None
+    ) -> list[Any]:
         """What each layer's attention is handed, prepared once per kind of layer."""
-        tables = self.pos.tables(positions_BT, positions_BT, None)
+        if length_BT is None and self.pos.needs_length:
+            length_BT = mask.lengths()
+        tables = self.pos.tables(positions_BT, positions_BT, length_BT)
         made: dict[Any, Any] = {}
         views = []
         for kind, attn in self._attentions():
@@ -115,9 +135,15 @@ class Transformer(nn.Module):
         """Σ weight · nats of the targets."""
         if weights_BT is None:
             weights_BT = torch.ones_like(targets_BT, dtype=torch.float32)
-        return self.ops.linear_cross_entropy(
-            x_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten(), weights_BT.flatten(), self.logit_scale
-        )
+        rows = x_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten(), weights_BT.flatten()
+        return self.ops.linear_cross_entropy(*rows, self.logit_scale, self.logit_softcap)
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, V), scaled, then capped."""
+        logits_BTV = F.linear(x_BTD, self.head_weight)
+        logits_BTV = logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale
+        cap = self.logit_softcap
+        return logits_BTV if cap is None else torch.tanh(logits_BTV / cap) * cap
 
     def compile_blocks(self) -> None:
         """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without

@@ -16,7 +16,7 @@ from tests.composed import close, grads, model, peaked, rows, same_grads
 
 BACKENDS = ["sdpa", "dense"]
 OPS = resolve(Auto(), "cpu", torch.float64)
-DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16)
+DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16, rotary_dim=8)
 
 
 def part(spec, dims=DIMS):
@@ -65,7 +65,7 @@ def test_gqa_is_mha_with_keys_and_values_repeated_per_group(backend, K):
 
 
 def test_mqa_has_one_kv_head_and_head_dim_may_differ():
-    dims = Dims(d_model=32, n_heads=4, head_dim=24, n_layers=1, vocab_size=11, seq_len=16)
+    dims = Dims(d_model=32, n_heads=4, head_dim=24, n_layers=1, vocab_size=11, seq_len=16, rotary_dim=24)
     attn = part(specs.MQA(head_dim=24), dims)
     shapes = {name: tuple(p.shape) for name, p in attn.named_parameters()}
     assert shapes == {"q.weight": (96, 32), "k.weight": (24, 32), "v.weight": (24, 32), "o.weight": (32, 96)}

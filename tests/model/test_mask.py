@@ -13,7 +13,8 @@ CPU = torch.device("cpu")
 
 
 def drawn(mask: Mask, T: int, S: int | None = None, row: int = 0) -> list[str]:
-    seen = mask.render(T, S or T, CPU)
+    S = S or T
+    seen = mask.scores().seen(range(T), range(S), T, S, CPU)
     return ["".join("x" if cell else "." for cell in line) for line in seen[row, 0]]
 
 
@@ -48,9 +49,9 @@ def test_and_is_commutative_and_keeps_the_narrower_window():
 
 
 def test_no_mask_is_none_and_only_causal_is_plain():
-    assert Mask().render(3, 3, CPU) is None
-    assert CAUSAL.plain_causal()
-    assert not (CAUSAL & window(2)).plain_causal()
+    assert Mask().scores().seen(range(3), range(3), 3, 3, CPU) is None
+    assert CAUSAL.scores().plain_causal()
+    assert not (CAUSAL & window(2)).scores().plain_causal()
 
 
 def test_a_mask_is_frozen():

@@ -17,7 +17,7 @@ from lmlab.registry import OPTIONS
 from tests.composed import close, model
 
 OPS = resolve(Auto(), "cpu", torch.float64)
-DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16)
+DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16, rotary_dim=8)
 ACTS = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
 
 

@@ -18,7 +18,7 @@ from lmlab.model.pos import Alibi, Learned, NoPosition, PosTables, Rope, Sinusoi
 from tests.composed import close, model, peaked, rows
 
 OPS = resolve(Auto(), "cpu", torch.float64)
-DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16)
+DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16, rotary_dim=8)
 
 
 def rotated(x_BTHC, positions, pairing="half", **fields):
@@ -131,7 +131,7 @@ def test_rows_that_share_positions_share_a_table_row():
 
 
 def test_an_odd_rotary_width_is_refused():
-    with pytest.raises(ConfigError, match=r"`pos.fraction` 0.4 of `attn.head_dim` 8 turns 3 channels"):
+    with pytest.raises(ConfigError, match=r"`pos.fraction` 0.4 of 8 channels turns 3 channels"):
         Rope(specs.Rope(fraction=0.4), DIMS, OPS)
 
 
