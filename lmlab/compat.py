@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from lmlab import compat_model as parts
+from lmlab.compat_model import Wrong
 from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
 from lmlab.errors import ConfigError, listed
-from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, Learned, Sinusoidal
+from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, ScalingSpec
 from lmlab.registry import Spec
 from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec, warmup_steps
 
 if TYPE_CHECKING:
     from lmlab.config.tree import Experiment
-
-Wrong = tuple[str, str]  # message, hint
 
 
 @dataclass(frozen=True)
@@ -53,101 +53,23 @@ def steps(experiment: Experiment) -> int | None:
 # ---------------------------------------------------------------- parts of your own
 
 BASES = {"attn": AttnSpec, "ffn": FfnSpec, "block": BlockSpec}
-BUILT = ("norm", "block", "pos", "attn", "ffn", "data", "tokenizer", "optim", "schedule")
+BUILT = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "data", "tokenizer", "optim", "schedule")
 
 
 def _incomplete(e: Experiment) -> Iterator[Wrong]:
     for group in BUILT:
         part = getattr(e, group)
-        if not part.build:
+        if not part.build and (group, part.name) != ("rope_scaling", "none"):
             yield f"`{group}={part.name}` does not say what builds it", 'write @option(…, build="module:Class")'
         if group in BASES and not isinstance(part, BASES[group]):
             base = BASES[group].__name__
             yield f"`{group}={part.name}` is no {base}", f"derive its spec from lmlab.model.spec.{base}"
+        if group == "rope_scaling" and part.name != "none" and not isinstance(part, ScalingSpec):
+            yield f"`rope_scaling={part.name}` is no ScalingSpec", "derive its spec from lmlab.model.spec.ScalingSpec"
         if group == "data" and not hasattr(part, "packing"):
             yield f"`data={part.name}` has no packing", "derive it from lmlab.data.spec.DataSpec"
         if group == "schedule" and not isinstance(part, ScheduleSpec):
             yield f"`schedule={part.name}` has no warmup_steps", "derive it from lmlab.train.spec.ScheduleSpec"
-
-
-# ---------------------------------------------------------------- model
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _heads_split_width(e: Experiment) -> Wrong | None:
-    m = e.model
-    if e.arch.attn.head_dim is not None or m.d_model % m.n_heads == 0:
-        return None
-    fit = sorted(sorted(_divisors(m.d_model), key=lambda d: abs(d - m.n_heads))[:2])
-    size = max(2, 2 * (m.d_model // m.n_heads // 2))
-    message = f"`model.d_model` is {m.d_model}, which `model.n_heads` {m.n_heads} does not divide"
-    return message, f"use model.n_heads={' or '.join(map(str, fit))}, or give the head size: attn.head_dim={size}"
-
-
-def _kv_heads_split_heads(e: Experiment) -> Wrong | None:
-    heads, kv = e.model.n_heads, e.arch.attn.kv_heads(e.model.n_heads)
-    if heads % kv == 0:
-        return None
-    given = getattr(e.attn, "n_kv_heads", kv)
-    value = f"{kv}" if given is not None else f"null, n_heads / 2 = {kv}"
-    message = f"`attn.n_kv_heads` is {value}, which does not divide `model.n_heads` {heads}"
-    return message, f"use one of {', '.join(map(str, _divisors(heads)))}"
-
-
-def _rotary_width(e: Experiment) -> Wrong | None:
-    width = getattr(e.pos, "width", None)
-    if not callable(width) or not hasattr(e.pos, "fraction"):
-        return None
-    head, d = e.arch.head_dim(), width(e.arch.head_dim())
-    if (d >= 2 and d % 2 == 0) or _heads_split_width(e):
-        return None
-    odd = f"the rotary width is {d} (`pos.fraction` {e.pos.fraction:g} of the head size {head})"
-    fits = list(range(2, head + 1, 2))
-    if not fits:
-        return f"{odd}, and channels turn in pairs", "use a head size of at least 2, or pos=alibi"
-    near = min(fits, key=lambda k: abs(k - d))
-    cure = f"use pos.fraction={near / head:.6g} for {near} channels" if near / head <= 1 else ""
-    other = "" if head % 2 == 0 else ", or an even head size (attn.head_dim)"
-    return f"{odd}, and channels turn in pairs", cure + other
-
-
-def _sinusoidal_width(e: Experiment) -> Wrong | None:
-    if not isinstance(e.pos, Sinusoidal) or e.model.d_model % 2 == 0:
-        return None
-    message = f"`pos=sinusoidal` needs an even width (a sine and a cosine a pair), `model.d_model` is {e.model.d_model}"
-    return message, f"use model.d_model={e.model.d_model + 1}"
-
-
-def _learned_table(e: Experiment) -> Wrong | None:
-    rows, length = getattr(e.pos, "max_len", None), e.model.seq_len
-    if not isinstance(e.pos, Learned) or rows is None or rows >= length:
-        return None
-    return (
-        f"`pos.max_len` is {rows}, shorter than `model.seq_len` {length}",
-        f"use pos.max_len={length} or more, or null",
-    )
-
-
-def _window(e: Experiment) -> Wrong | None:
-    window, length = e.arch.attn.window, e.model.seq_len
-    if window is None or window <= length:
-        return None
-    message = f"`attn.window` is {window}, longer than `model.seq_len` {length}: no token would be left out"
-    return message, f"use attn.window={length // 2} or another number up to {length}, or null"
-
-
-def _ffn_width(e: Experiment) -> Wrong | None:
-    if not isinstance(e.ffn, FfnSpec) or e.ffn.d_ff is None:
-        return None
-    dead = [n for n in ("mult", "multiple_of") if getattr(e.ffn, n) is not None]
-    if not dead:
-        return None
-    also = " and ".join(f"`ffn.{n}` {getattr(e.ffn, n):g}" for n in dead)
-    message = f"`ffn.d_ff` {e.ffn.d_ff} is the width as it stands, so that {also} would do nothing"
-    return message, "set " + " ".join(f"ffn.{n}=null" for n in dead) + ", or ffn.d_ff=null"
 
 
 # ---------------------------------------------------------------- data
@@ -294,23 +216,49 @@ def _name(e: Experiment) -> Wrong | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("heads-split-width", "d_model is cut into n_heads equal heads", _heads_split_width, "model.n_heads=3"),
+    Rule("heads-split-width", "d_model is cut into n_heads equal heads", parts.heads_split_width, "model.n_heads=3"),
     Rule(
         "kv-heads-split-heads",
         "each kv head serves equally many query heads",
-        _kv_heads_split_heads,
+        parts.kv_heads_split_heads,
         "attn=gqa attn.n_kv_heads=3",
     ),
-    Rule("rotary-width", "rotary channels turn in pairs", _rotary_width, "pos=rope attn.head_dim=33"),
+    Rule("rotary-width", "rotary channels turn in pairs", parts.rotary_width, "pos=rope attn.head_dim=33"),
     Rule(
         "sinusoidal-width",
         "a sine and a cosine per pair of channels",
-        _sinusoidal_width,
+        parts.sinusoidal_width,
         "pos=sinusoidal model.d_model=255 model.n_heads=5",
     ),
-    Rule("learned-table", "a learned table needs a row per position", _learned_table, "pos=learned pos.max_len=100"),
-    Rule("window", "a window longer than a row does nothing", _window, "attn.window=1000"),
-    Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", _ffn_width, "ffn.d_ff=512 ffn.mult=2"),
+    Rule(
+        "learned-table", "a learned table needs a row per position", parts.learned_table, "pos=learned pos.max_len=100"
+    ),
+    Rule("t5-buckets", "no bucket of distances stays empty", parts.t5_buckets, "pos=t5 pos.max_distance=16"),
+    Rule("norm-none", "where no norm is, it can't stand anywhere", parts.norm_none, "norm=none block=postnorm"),
+    Rule("scaling-needs-rope", "only rotations are scaled", parts.scaling_needs_rope, "rope_scaling=yarn pos=alibi"),
+    Rule(
+        "scaling-of-one-pair",
+        "ntk slows all pairs but the fastest",
+        parts.scaling_of_one_pair,
+        "rope_scaling=ntk attn.head_dim=2",
+    ),
+    Rule(
+        "scaling-bounds",
+        "pairs are kept above one bound and slowed below another",
+        parts.scaling_bounds,
+        "rope_scaling=yarn rope_scaling.beta_fast=1",
+    ),
+    Rule(
+        "nope-layers",
+        "layers go without positions that they would have",
+        parts.nope_layers,
+        "pos=learned attn.nope_every_n_layers=4",
+    ),
+    Rule("window", "a window longer than a row does nothing", parts.window, "attn.window=1000"),
+    Rule("pattern", "S layers have the window, L layers see all", parts.pattern, "attn.pattern=SSSL"),
+    Rule("backend", "a backend must be able to do what is asked", parts.backend, "attn.softcap=30 attn.backend=sdpa"),
+    Rule("left-out", "projections are left out of shaped attention only", parts.left_out, "attn.v_proj=none"),
+    Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", parts.ffn_width, "ffn.d_ff=512 ffn.mult=2"),
     Rule("text-files", "data=text needs files", _text_files, "data=text"),
     Rule("text-field", ".txt files have no fields", _text_field, "data=text data.files=[a.txt] data.field=body"),
     Rule(

@@ -80,12 +80,6 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def part(*, since: int) -> Any:
-    """The field of a group that came with version `since`: a configuration or hash without it means the default part,
-    the one conf/config.yaml selects."""
-    return dataclasses.field(metadata={"since": since})
-
-
 def lookup(group: str, name: str) -> type[Spec]:
     """The spec class of `group=name`. Raises ConfigError, naming the choices, when there is none."""
     options = OPTIONS.get(group, {})

@@ -22,7 +22,19 @@ SAYS = {
     "rotary-width": ("the rotary width is 33 (`pos.fraction` 1 of the head size 33)", "pos.fraction=0.969697"),
     "sinusoidal-width": ("`model.d_model` is 255", "use model.d_model=256"),
     "learned-table": ("`pos.max_len` is 100, shorter than `model.seq_len` 256", "pos.max_len=256 or more, or null"),
+    "t5-buckets": ("`pos.max_distance` is 16, but half of `pos.n_buckets` 32 stand for one", "pos.max_distance=64"),
+    "norm-none": ("`block=postnorm` says where a norm stands, and `norm=none` is no norm", "use another norm"),
+    "scaling-needs-rope": ("`rope_scaling=yarn` scales rotations, and `pos=alibi` has none", "use pos=rope"),
+    "scaling-of-one-pair": ("`rope_scaling=ntk` keeps the fastest pair, and a rotary width of 2", "rope_scaling=pi"),
+    "scaling-bounds": ("`rope_scaling.beta_fast` is 1, not above `rope_scaling.beta_slow` 1", "beta_fast=4"),
+    "nope-layers": (
+        "`attn.nope_every_n_layers` is 4, but `pos=learned` gives the layers nothing",
+        "use pos=rope, alibi",
+    ),
     "window": ("`attn.window` is 1000, longer than `model.seq_len` 256", "attn.window=128"),
+    "pattern": ("`attn.pattern` SSSL says which layers have a window, and `attn.window` is null", "attn.window=64"),
+    "backend": ("`attn.softcap` is 30, which `attn.backend` sdpa can't do", "attn.backend=auto"),
+    "left-out": ("`attn.v_proj` none needs shaped attention, `attn.weights` is softmax", "add attn.weights=shaped"),
     "ffn-width": ("`ffn.d_ff` 512 is the width as it stands, so that `ffn.mult` 2 would do nothing", "ffn.mult=null"),
     "text-files": ("`data=text` needs `data.files`", "data.files=[book.txt"),
     "text-field": ("`data.field` is body, but .txt files have no fields (a.txt)", "leave data.field out"),
@@ -57,6 +69,46 @@ def test_the_example_of_a_row_is_refused_by_that_row(rule: compat.Rule) -> None:
     assert rule.why
 
 
+# further ways to break a row: words, what the message and the hint must say
+MORE = [
+    ("attn=mla model.n_heads=3", "which `model.n_heads` 3 does not divide", "attn.nope_dim=84 attn.rope_dim=84"),
+    ("attn=mla attn.rope_dim=5", "the rotary width is 5 (`pos.fraction` 1 of `attn.rope_dim` 5)", "(attn.rope_dim)"),
+    ("norm=none block=sandwich", "`block=sandwich` says where a norm stands", "block=prenorm"),
+    ("norm=none block=parallel block.n_norms=2", "`block.n_norms` 2 says where a norm stands", "another norm"),
+    ("norm=none model.embed_norm=true", "`model.embed_norm` true says where a norm stands", "model.embed_norm"),
+    ("rope_scaling=pi pos=none", "`rope_scaling=pi` scales rotations, and `pos=none` has none", "rope_scaling=none"),
+    ("rope_scaling=dynamic_ntk attn.head_dim=8 pos.fraction=0.25", "a rotary width of 2 has no other", "pos.fraction"),
+    (
+        "rope_scaling=llama3 rope_scaling.low_freq_factor=5",
+        "`rope_scaling.high_freq_factor` is 4, not above `rope_scaling.low_freq_factor` 5",
+        "high_freq_factor=20",
+    ),
+    ("attn.nope_every_n_layers=1", "no layer would have positions", "use pos=none"),
+    ("attn.nope_every_n_layers=7", "no layer would go without positions", "a number up to 6"),
+    ("attn.window=8 attn.pattern=SXL", "its letters are S (window) and L (full)", "like SSSL"),
+    ("attn.window=8 attn.pattern=LL", "has no S: `attn.window` would do nothing", "attn.window=null"),
+    ("attn.window=8 attn.pattern=SSSSSSL", "has 7 letters, and `model.n_layers` is 6", "at most 6 letters"),
+    ("attn.backend=tiled attn.dropout=0.1", "`attn.dropout` is 0.1, which `attn.backend` tiled can't do", "auto"),
+    ("attn.backend=flex device=cpu", "flex, which has no backward on the CPU", "attn.backend=tiled"),
+    (
+        "attn.weights=shaped attn.o_proj=none attn.bias_o=true",
+        "a projection that `attn.o_proj` none leaves out",
+        "false",
+    ),
+    ("attn.weights=shaped attn.o_proj=none attn.head_dim=32", "128 channels of heads, `model.d_model` 256", "null"),
+    ("attn=gqa attn.weights=shaped attn.v_proj=none", "`attn=gqa` has 2 for 4 heads", "use attn=mha"),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), MORE, ids=lambda text: text[:40])
+def test_each_way_to_break_a_row_is_told_alone(line: str, message: str, hint: str) -> None:
+    with pytest.raises(LmlabError) as caught:
+        load(line.split())
+    assert isinstance(caught.value, ConfigError), f"one error and no other: {caught.value}"
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
 FINE = [
     "attn.head_dim=48",
     "model.n_heads=3 attn.head_dim=64",
@@ -66,6 +118,16 @@ FINE = [
     "pos=alibi attn.head_dim=33",
     "pos=learned pos.max_len=256",
     "attn.window=256",
+    "attn.window=256 attn.pattern=SSSL",
+    "attn.nope_every_n_layers=4",
+    "attn=mla model.n_heads=3 attn.nope_dim=8 attn.rope_dim=8 attn.v_dim=8",
+    "attn=mla pos=alibi attn.rope_dim=5",
+    "norm=none block=deepnorm",
+    "norm=none block=simplified attn.weights=shaped attn.v_proj=none attn.o_proj=none",
+    "rope_scaling=yarn rope_scaling.factor=1",
+    "rope_scaling=pi attn.head_dim=2",
+    "attn.backend=flex",
+    "attn.softcap=30 attn.backend=tiled",
     "ffn.mult=2 ffn.multiple_of=64",
     "ffn.d_ff=513",
     "data=text data.files=[a.jsonl,b.txt] data.field=body",
@@ -123,12 +185,21 @@ def test_steps_that_the_keys_tell(words: list[str], expected: int | None) -> Non
 def test_every_preset_with_every_other_option_composes_or_is_refused_by_a_row() -> None:
     """Each is composed once; the product is put together from the parts."""
     presets = {name: load([f"{PRESET}={name}"]).experiment for name in entries(PRESET)} | {"": load([]).experiment}
-    refused = set()
+    refused: dict[str, set[str]] = {}
     for what, e in _all(presets).items():
-        by_row = {ConfigError(*wrong).message for rule in RULES if (wrong := rule.find(e))}
-        assert {error.message for error in check(e)} == by_row, what
-        refused |= {what.partition(" ")[2]} if by_row else set()
-    assert refused == {"data=text", "data=hf", "tokenizer=hf"}  # these need a file, a repository, a path
+        rows = {rule.id: ConfigError(*wrong).message for rule in RULES if (wrong := rule.find(e))}
+        assert {error.message for error in check(e)} == set(rows.values()), what
+        for row in rows:
+            refused.setdefault(row, set()).add(what)
+    scaled = [name for name in entries("rope_scaling") if name != "none"]
+    unturned = ("gpt2", "nanogpt", "vanilla", "bloom")
+    assert refused == {
+        "text-files": {f"{preset} data=text" for preset in presets},
+        "hub-repo": {f"{preset} data=hf" for preset in presets},
+        "tokenizer-path": {f"{preset} tokenizer=hf" for preset in presets},
+        "scaling-needs-rope": {f"{p} rope_scaling={s}" for p in unturned for s in scaled},
+        "norm-none": {f"{preset} norm=none" for preset in ("vanilla", "bloom", "neox", "olmo2")},
+    }
 
 
 def _all(presets: dict[str, Experiment]) -> dict[str, Experiment]:

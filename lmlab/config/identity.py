@@ -18,7 +18,7 @@ from typing import Any
 
 from lmlab.config.catalogue import default_experiment, defaults, entries
 from lmlab.config.fields import Field, fields, problem
-from lmlab.config.tree import GROUPS, Experiment
+from lmlab.config.tree import GROUPS, LATER_GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import OPTIONS, Spec, lookup
 
@@ -60,8 +60,7 @@ def from_dict(config: Mapping[str, Any]) -> Experiment:
 @functools.cache
 def _later_parts() -> dict[str, Any]:
     """The default part of each group that came after the first version, as a plain value."""
-    later = [name for name in GROUPS if fields(Experiment)[name].since > 1]
-    return {name: _plain(entries(name)[defaults()[name]].make()) for name in later}
+    return {name: _plain(entries(name)[defaults()[name]].make()) for name in LATER_GROUPS}
 
 
 def _node(cls: type, body: Mapping[str, Any], prefix: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Optional, Union
 
 from lmlab.data.spec import DataSpec
 from lmlab.model.spec import Arch, Decoder
-from lmlab.registry import Spec, part, setting
+from lmlab.registry import Spec, setting
 from lmlab.train.spec import OptimSpec, ScheduleSpec, Train
 
 GROUPS = (
@@ -25,6 +25,8 @@ GROUPS = (
     "schedule",
     "kernels",
 )
+# Groups that came later: a configuration or a hash without one means the part that conf/config.yaml selects.
+LATER_GROUPS = ("rope_scaling",)
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Experiment:
     norm: Spec
     block: Spec
     pos: Spec
-    rope_scaling: Spec = part(since=2)
+    rope_scaling: Spec
     attn: Spec
     ffn: Spec
     model: Decoder

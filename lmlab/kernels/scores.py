@@ -47,7 +47,9 @@ class Scores(NamedTuple):
             seen = ones.tril(own) if self.causal else ones
             seen = (seen if self.window is None else seen.triu(own - self.window + 1))[None, None]
         if self.documents is not None:
-            q_BT, k_BS = (ids[:, part.start : part.stop] for ids, part in zip(self.documents, (rows, keys), strict=True))
+            q_BT, k_BS = (
+                ids[:, part.start : part.stop] for ids, part in zip(self.documents, (rows, keys), strict=True)
+            )
             seen = _both(seen, (q_BT[:, :, None] == k_BS[:, None, :])[:, None])
         if self.valid_BS is not None:
             valid = self.valid_BS[:, None, None, keys.start : keys.stop].expand(-1, 1, len(rows), -1)

@@ -122,7 +122,6 @@ class Heads(NamedTuple):
             x_BHTS.masked_fill_(~seen, float("-inf"))
         return x_GMS, tanh_GMS
 
-
     def apart(self, x_BTHC: Tensor, rows: range) -> Tensor:
         """The rows of a tile of (B, T, H, C) as (G, R·t, C), in at least fp32."""
         x_BHTC = _wide(x_BTHC[:, rows.start : rows.stop]).transpose(1, 2)
@@ -208,14 +207,14 @@ def _flat(s: Scores) -> tuple[Any, ...]:
     return s.causal, s.window, *ids, s.valid_BS, *positions, s.slope_H, s.bias_HR, s.softcap
 
 
-def _unflat(causal: bool, window: Optional[int], q_ids: Any, k_ids: Any, valid: Any, q: Any, k: Any, *rest: Any) -> Scores:
+def _unflat(
+    causal: bool, window: Optional[int], q_ids: Any, k_ids: Any, valid: Any, q: Any, k: Any, *rest: Any
+) -> Scores:
     documents, positions = (None if a is None else (a, b) for a, b in ((q_ids, k_ids), (q, k)))
     return Scores(causal, window, documents, valid, positions, *rest)
 
 
-def _forward_fake(
-    q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, scale: float, *flat: Any
-) -> tuple[Tensor, Tensor]:
+def _forward_fake(q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, scale: float, *flat: Any) -> tuple[Tensor, Tensor]:
     B, T, H, _ = q_BTHC.shape
     return q_BTHC.new_empty(B, T, H, v_BSKC.shape[-1]), q_BTHC.new_empty(B, H, T, dtype=wide(q_BTHC.dtype))
 

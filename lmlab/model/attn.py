@@ -128,9 +128,10 @@ class Attention(SoftmaxAttention):
         self.v = nn.Linear(D, K * C, bias=spec.bias_qkv) if spec.v_proj == "linear" else None
         self.o = nn.Linear(H * C, D, bias=spec.bias_o) if spec.o_proj == "linear" else None
         self.over_heads = spec.qk_norm == "full"
-        width = {"none": None, "head": (C, C), "full": (H * C, K * C)}[spec.qk_norm]
-        norms = [None if width is None else RMSNorm(specs.RMSNorm(), dims, ops, layer, width=w) for w in width or "qk"]
-        self.q_norm, self.k_norm = norms
+        widths = {"none": (None, None), "head": (C, C), "full": (H * C, K * C)}[spec.qk_norm]
+        self.q_norm, self.k_norm = (
+            None if w is None else RMSNorm(specs.RMSNorm(), dims, ops, layer, width=w) for w in widths
+        )
         self.mix = nn.Parameter(torch.empty(3, H)) if spec.weights == "shaped" else None
 
     def init_rules(self) -> dict[str, Rule]:
@@ -158,9 +159,7 @@ class Attention(SoftmaxAttention):
         q, k, *v = self.ops.fan(x_BTD, [m.weight for m in linears], biases)
         if self.over_heads:
             q, k = self._normed(q, k)
-        heads_q, heads_k, heads_v = (
-            p.view(*x_BTD.shape[:2], -1, self.head_dim) for p in (q, k, v[0] if v else x_BTD)
-        )
+        heads_q, heads_k, heads_v = (p.view(*x_BTD.shape[:2], -1, self.head_dim) for p in (q, k, v[0] if v else x_BTD))
         if not self.over_heads:
             heads_q, heads_k = self._normed(heads_q, heads_k)
         return heads_q, heads_k, heads_v

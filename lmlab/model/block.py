@@ -34,6 +34,8 @@ class Block(nn.Module):
     """Base: one attention, one ffn, and the norms that `norms` names (by default one for each)."""
 
     norms: ClassVar[tuple[str, ...]] = ("norm1", "norm2")
+    norm1: Any
+    norm2: Any
 
     def __init__(self, spec: specs.BlockSpec, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
         super().__init__()
@@ -93,6 +95,8 @@ class Sandwich(Block):
     """x + norm(f(norm(x))), a final norm at the end (Ding et al. 2021, 2105.13290; Gemma 2)."""
 
     norms = ("norm1", "norm1_out", "norm2", "norm2_out")
+    norm1_out: Any
+    norm2_out: Any
 
     def forward(
         self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
@@ -118,8 +122,6 @@ class Parallel(Block):
     """x + attn(norm1(x)) + ffn(norm2(x)); with one norm, norm2 = norm1 (GPT-J 2021; NeoX: Black et al. 2022,
     2204.06745)."""
 
-    norm2: Any
-
     def __init__(self, spec: specs.Parallel, dims: Dims, ops: Ops, layer: int | None = None, *, parts: Parts) -> None:
         self.norms = ("norm1", "norm2")[: spec.n_norms]  # type: ignore[misc]
         super().__init__(spec, dims, ops, layer, parts=parts)
@@ -135,7 +137,7 @@ class Parallel(Block):
 
 
 class Simplified(Block):
-    """beta_attn · attn(y) + beta_ffn · ffn(y), y = norm(x): no skip connection (SAS-P of He & Hofmann 2023, 2311.01906).
+    """beta_attn · attn(y) + beta_ffn · ffn(y), y = norm(x): no skip (SAS-P of He & Hofmann 2023, 2311.01906).
 
     Made for attn.weights=shaped, which starts as the identity and so stands in for the skip.
     """

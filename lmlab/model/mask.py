@@ -40,9 +40,7 @@ class Mask:
 
     def scores(self, **more: Any) -> Scores:
         """What the backends render, with what positions and the layer add (lmlab/kernels/scores.py)."""
-        return Scores(
-            causal=self.causal, window=self.window, documents=self.documents, valid_BS=self.valid_BS, **more
-        )
+        return Scores(causal=self.causal, window=self.window, documents=self.documents, valid_BS=self.valid_BS, **more)
 
     def lengths(self) -> Optional[Tensor]:
         """(B, 1 or T): the tokens of each query's document, of its row without padding; None = the whole row."""

@@ -24,7 +24,9 @@ class LayerNorm(Spec):
 @option("norm", "rmsnorm", build="lmlab.model.norm:RMSNorm")
 class RMSNorm(Spec):
     eps: float = setting(1e-6, "added to the mean square", gt=0, probe=0.1)
-    offset: int = setting(0, "added to the weight, which then starts at 1 − offset (Gemma: 1)", ge=0, le=1, probe=1, since=2)
+    offset: int = setting(
+        0, "added to the weight, which then starts at 1 − offset (Gemma: 1)", ge=0, le=1, probe=1, since=2
+    )
 
 
 @option("norm", "batchnorm", build="lmlab.model.norm:BatchNorm")
@@ -211,7 +213,9 @@ class AttnSpec(Spec):
     nope_every_n_layers: Optional[int] = setting(
         None, "every n-th layer goes without positions; null = none", ge=1, probe=2, since=2
     )
-    softcap: Optional[float] = setting(None, "c of c·tanh(score / c), before the mask; null = none", gt=0, probe=0.05, since=2)
+    softcap: Optional[float] = setting(
+        None, "c of c·tanh(score / c), before the mask; null = none", gt=0, probe=0.05, since=2
+    )
     scale: Optional[float] = setting(None, "factor on q·k; null = 1/√(channels of q)", gt=0, probe=1.0, since=2)
     bias_o: bool = setting(False, "bias of the output projection", probe=True)
     dropout: float = setting(0.0, "dropout of the attention probabilities", ge=0, lt=1, probe=0.5)
@@ -299,7 +303,9 @@ class MLA(AttnSpec):
 
     kv_rank: Optional[int] = setting(None, "width of the shared k, v latent; null = d_model / 4", ge=1, probe=24)
     q_rank: Optional[int] = setting(None, "width of the q latent; null = q straight from the input", ge=1, probe=24)
-    rope_dim: Optional[int] = setting(None, "channels that turn, one key for all heads; null = D / H / 2", ge=2, probe=4)
+    rope_dim: Optional[int] = setting(
+        None, "channels that turn, one key for all heads; null = D / H / 2", ge=2, probe=4
+    )
     nope_dim: Optional[int] = setting(None, "channels per head that do not turn; null = D / H", ge=1, probe=8)
     v_dim: Optional[int] = setting(None, "channels per head of the value; null = D / H", ge=1, probe=8)
     form: str = setting(

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from lmlab.errors import ConfigError
+from lmlab.kernels.attention import Rendered
 from lmlab.kernels.resolve import Ops
+from lmlab.kernels.scores import Scores
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
 from lmlab.runs.machine import free_host_bytes, gib
@@ -59,7 +61,7 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
         ctx.save_for_backward(q, k, v, mask, out, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device))
         return out
 
@@ -69,9 +71,16 @@ class _Flash(torch.autograd.Function):
 
 
 def _counted_sdpa(
-    q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, *, mask: Tensor | None, causal: bool, scale: float, dropout: float
+    q_BTHC: Tensor,
+    k_BSKC: Tensor,
+    v_BSKC: Tensor,
+    scores: Scores,
+    rendered: Rendered,
+    *,
+    scale: float,
+    dropout: float = 0.0,
 ) -> Tensor:
-    return _Flash.apply(q_BTHC, k_BSKC, v_BSKC, mask)
+    return _Flash.apply(q_BTHC, k_BSKC, v_BSKC, rendered.mask)
 
 
 def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int) -> int:

@@ -1,0 +1,115 @@
+"""A composition at the size of a check: the same parts, small widths, short rows; what is given as a number follows.
+
+Head counts keep their ratio, windows their share of a row, and there are as many layers as a pattern needs. A row is
+longer than the original length of dynamic NTK, and much shorter than that of YaRN and Llama 3, which keep theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+from lmlab.model.spec import Arch
+
+T, VOCAB, WIDTH, HEADS, LAYERS = 24, 97, 64, 8, 12
+BY_HEAD = ("head_dim", "rope_dim", "nope_dim", "v_dim")  # fields of attention that follow the head size
+BY_WIDTH = ("kv_rank", "q_rank")  # … the width
+
+
+def small(arch: Arch) -> Arch:
+    """The composition of a check. It is `arch` itself, shortened, when that is no wider than 64."""
+    m = arch.model
+    pattern, every = getattr(arch.attn, "pattern", None), getattr(arch.attn, "nope_every_n_layers", None)
+    layers = min(m.n_layers, LAYERS, max(2, len(pattern or ""), every or 0))
+    arch = narrowed(arch) if m.d_model > WIDTH else arch
+    model = given(arch.model, n_layers=layers, seq_len=min(T, m.seq_len))
+    return dataclasses.replace(
+        arch,
+        model=model,
+        attn=given(arch.attn, window=_window(arch, layers), backend=_backend(arch)),
+        pos=given(arch.pos, max_len=_table(arch)),
+        rope_scaling=given(arch.rope_scaling, original_len=_original(arch)),
+    )
+
+
+def narrowed(arch: Arch) -> Arch:
+    """d_model 64 or near it. The head size is one at which the rotary channels pair up."""
+    m = arch.model
+    K = arch.attn.kv_heads(m.n_heads)
+    heads, kv = _heads(m.n_heads, K)
+    start = max(8, 2 * (WIDTH // heads // 2))
+    for C in sorted((*range(2, 66, 2), m.d_model // m.n_heads), key=lambda c: abs(c - start)):
+        found = _at(arch, heads, kv, C)
+        width = getattr(found.pos, "width", None)
+        turned = width(found.attn.rotary_size(found.model.d_model, heads)) if callable(width) else 2
+        if turned >= 2 and turned % 2 == 0:
+            return found
+    return arch
+
+
+def _heads(H: int, K: int) -> tuple[int, int]:
+    """At most 8 query heads; kv heads in the same ratio, as far as that goes."""
+    if H <= HEADS:
+        return H, K
+    if K == H:
+        return 4, 4
+    kv = min(K, 2)
+    return min(HEADS, kv * (H // K)), kv
+
+
+def _at(arch: Arch, heads: int, kv: int, C: int) -> Arch:
+    m, D = arch.model, heads * C
+    by_width, by_head = D / m.d_model, C * m.n_heads / m.d_model
+    sizes: dict[str, Any] = {name: _share(arch.attn, name, by_head) for name in BY_HEAD}
+    sizes |= {name: _share(arch.attn, name, by_width) for name in BY_WIDTH}
+    if getattr(arch.attn, "n_kv_heads", None) is not None:
+        sizes["n_kv_heads"] = kv
+    ffn = {"d_ff": _share(arch.ffn, "d_ff", by_width)}
+    if (getattr(arch.ffn, "multiple_of", None) or 0) > 8:
+        ffn["multiple_of"] = 8
+    return dataclasses.replace(
+        arch,
+        model=given(m, d_model=D, n_heads=heads),
+        attn=given(arch.attn, **sizes),
+        ffn=given(arch.ffn, **ffn),
+    )
+
+
+def _share(part: Any, name: str, ratio: float) -> Optional[int]:
+    """The field times the ratio, an even number of at least 2; null stays null."""
+    value = getattr(part, name, None)
+    return None if value is None else max(2, 2 * round(value * ratio / 2))
+
+
+def given(part: Any, **values: Any) -> Any:
+    """The part with those values that it has a field for."""
+    names = {f.name for f in dataclasses.fields(part)}
+    return dataclasses.replace(part, **{k: v for k, v in values.items() if k in names})
+
+
+def _window(arch: Arch, layers: int) -> Optional[int]:
+    """Its share of the row, and so short that the row outruns the reach of all layers."""
+    window, length = getattr(arch.attn, "window", None), arch.model.seq_len
+    if window is None or window == 1:
+        return window
+    return max(2, min(round(window * min(T, length) / length), (T - 3) // layers + 1))
+
+
+def _backend(arch: Arch) -> Optional[str]:
+    backend = getattr(arch.attn, "backend", None)
+    return "auto" if backend == "flex" else backend  # it has no float64
+
+
+def _table(arch: Arch) -> Optional[int]:
+    rows, length = getattr(arch.pos, "max_len", None), arch.model.seq_len
+    return None if rows is None else T if rows <= length else T + 8
+
+
+def _original(arch: Arch) -> Optional[int]:
+    original = getattr(arch.rope_scaling, "original", None)
+    if not callable(original):
+        return getattr(arch.rope_scaling, "original_len", None)
+    L = original(arch.model.seq_len)
+    if arch.rope_scaling.name != "dynamic_ntk":
+        return int(L)
+    return max(2, min(T // 2, round(L * T / arch.model.seq_len)))

@@ -1,0 +1,112 @@
+"""FlexAttention (Dong et al. 2024, 2412.05496): a Scores as functions that torch compiles into one kernel.
+
+`mask_mod` says what is seen and, by blocks of 128, what need not be computed; `score_mod` caps and adds the bias. On
+CUDA it is always compiled; on the CPU it runs uncompiled, forward only, with the scores in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from lmlab.errors import LmlabError
+from lmlab.kernels.scores import Scores
+from lmlab.kernels.tiled import tiled
+
+BLOCK = 128
+
+
+def render_flex(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """A torch BlockMask, made a row of blocks at a time; None where everything is seen."""
+    if device.type == "meta" or scores.seen(range(1), range(1), T, S, device) is None:
+        return None
+    counts = [_counts(scores, range(first, min(first + BLOCK, T)), T, S, device) for first in range(0, T, BLOCK)]
+    counts_BQK = torch.stack(counts, 1)[:, None]
+    whole = counts_BQK == BLOCK * BLOCK
+    kinds = (_listed((counts_BQK > 0) & ~whole), _listed(whole))
+    return BlockMask.from_kv_blocks(
+        *kinds[0], *kinds[1], BLOCK_SIZE=BLOCK, mask_mod=_mask_mod(scores, T, S), seq_lengths=(T, S)
+    )
+
+
+def _counts(scores: Scores, rows: range, T: int, S: int, device: torch.device) -> Tensor:
+    """How many pairs of a row of blocks are seen, (1 or B, blocks of keys)."""
+    seen = scores.seen(rows, range(S), T, S, device)
+    assert seen is not None
+    return F.pad(seen[:, 0].sum(1), (0, -S % BLOCK)).unflatten(-1, (-1, BLOCK)).sum(-1)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(how many, which) blocks of the last dimension, those first."""
+    return blocks.sum(-1, dtype=torch.int32), blocks.int().sort(dim=-1, descending=True, stable=True).indices.int()
+
+
+def _mask_mod(scores: Scores, T: int, S: int) -> Callable[..., Tensor]:
+    causal, window, documents, valid_BS = scores.causal, scores.window, scores.documents, scores.valid_BS
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = q + (S - T)
+        seen = k <= own if causal else k >= 0
+        if window is not None:
+            seen = seen & (k > own - window)
+        if documents is not None:
+            seen = seen & (_at(documents[0], b, q) == _at(documents[1], b, k))
+        return seen if valid_BS is None else seen & _at(valid_BS, b, k)
+
+    return mask_mod
+
+
+def _score_mod(scores: Scores) -> Callable[..., Tensor]:
+    cap, positions, slope_H, bias_HR = scores.softcap, scores.positions, scores.slope_H, scores.bias_HR
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if cap is not None:
+            score = torch.tanh(score / cap) * cap
+        if positions is None or not scores.biased:
+            return score
+        distance = (_at(positions[0], b, q) - _at(positions[1], b, k)).clamp_min(0)
+        if slope_H is not None:
+            return score - slope_H[h] * distance
+        assert bias_HR is not None
+        return score + bias_HR[h, distance.clamp_max(bias_HR.shape[1] - 1)]
+
+    return score_mod
+
+
+def _at(x_BT: Tensor, b: Tensor, t: Tensor) -> Tensor:
+    return x_BT[b * int(x_BT.shape[0] > 1), t]  # one row serves the whole batch
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(
+    q_BTHC: Tensor,
+    k_BSKC: Tensor,
+    v_BSKC: Tensor,
+    scores: Scores,
+    rendered: Any,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """torch's flex_attention. Raises LmlabError where gradients are wanted on the CPU."""
+    assert not dropout, "FlexAttention has no dropout"
+    if q_BTHC.device.type == "meta":  # it saves what tiled saves
+        return tiled(q_BTHC, k_BSKC, v_BSKC, scores, None, scale=scale)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BSKC, v_BSKC))
+    if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
+        raise LmlabError("attn.backend=flex has no backward on the CPU", "use attn.backend=tiled or dense")
+    attend = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    score_mod = _score_mod(scores) if scores.biased or scores.softcap is not None else None
+    grouped = q.shape[1] != k.shape[1]
+    out: Tensor = attend(q, k, v, score_mod, rendered, scale, grouped)
+    return out.transpose(1, 2)
