@@ -1,14 +1,21 @@
-"""`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data."""
+"""`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data; with --probe what
+goes on inside the model, layer by layer.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from lmlab.cli.progress import Screen
+    from lmlab.config.tree import Experiment
+    from lmlab.data.tokens import TokenFile
+    from lmlab.model.transformer import Transformer
     from lmlab.runs.find import Found
 
 MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
@@ -26,6 +33,9 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="and look inside: activations and attention per layer")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest finished one."""
@@ -33,6 +43,7 @@ def evaluate(
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
     from lmlab.runs import find
+    from lmlab.runs.files import to_json
 
     words = words or []
     names = [w for w in words if "=" not in w]
@@ -50,11 +61,13 @@ def evaluate(
     errors: list[LmlabError] = []
     for one in found:
         try:
-            report = _evaluate_one(one, keys, split, config_dir, screen)
+            report = _evaluate_one(one, keys, split, config_dir, screen, probe=probe)
         except LmlabError as error:
             errors.append(error)
             continue
-        say(json.dumps(report) if as_json else _line(report))
+        say(to_json(report) if as_json else _line(report))
+        if probe and not as_json:
+            _print_probes(report)
     raise_all(errors)
 
 
@@ -62,7 +75,9 @@ def _may_set(key: str) -> bool:
     return any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_SET)
 
 
-def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | None, screen: Screen) -> dict[str, Any]:
+def _evaluate_one(
+    found: Found, keys: list[str], split: str, config_dir: str | None, screen: Screen, *, probe: bool
+) -> dict[str, Any]:
     import torch
 
     from lmlab.config.amend import amend
@@ -111,6 +126,8 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
         "precision": str(dtype).removeprefix("torch."),
         "device": str(device),
     }
+    if probe:
+        report |= _probed(model, tokens, exp, eot=tokenizer.eot, device=device)
     if not prepared.tokenizer.lossless:
         screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
     if split == "test" and own:
@@ -118,6 +135,38 @@ def _evaluate_one(found: Found, keys: list[str], split: str, config_dir: str | N
         screen.note(f"test looked at {report['test_evaluations']} times")
     record(run, report)
     return report
+
+
+def _probed(
+    model: Transformer, tokens: TokenFile, exp: Experiment, *, eot: int, device: torch.device
+) -> dict[str, Any]:
+    """Probes of the first rows of the split, whole ones where it has any, and how many tokens they are."""
+    from lmlab.data.batches import eval_batches
+    from lmlab.eval.probes import activations, as_row, probe_rows
+
+    seq_len = exp.model.seq_len
+    rows = min(probe_rows(seq_len), max(1, (tokens.n_tokens - 1) // seq_len))
+    batch = next(iter(eval_batches(tokens, rows=rows, seq_len=seq_len, packing=exp.data.packing, eot=eot)))
+    return {"probe_tokens": rows * seq_len} | as_row(activations(model, batch.to(device)))
+
+
+def _print_probes(report: dict[str, Any]) -> None:
+    """A row per layer, then what is measured elsewhere."""
+    from lmlab.cli.progress import say
+    from lmlab.cli.tables import print_table
+    from lmlab.runs.probe_names import ELSEWHERE, LAYER, PREFIX, name, parse
+
+    places = [found for key in report if (found := parse(key))]
+    layers = sorted({place for place, _ in places if isinstance(place, int)})
+    figures = [figure for figure in LAYER if any(figure == found for _, found in places)]
+    rows = [[str(layer), *(_figure(report.get(name(layer, figure))) for figure in figures)] for layer in layers]
+    print_table(["layer", *figures], rows)
+    other = [f"{key} {_figure(report[PREFIX + key])}" for key in ELSEWHERE if PREFIX + key in report]
+    say(f"{' · '.join(other)} · of {report['probe_tokens']:,} tokens")
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def _line(report: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from lmlab.config.load import Loaded
 from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED
 from lmlab.eval.loss import LossSum
+from lmlab.eval.probes import StepProbe
 from lmlab.generate.sample import sample
 from lmlab.runs import checkpoint, manifest, wandb_mirror
 from lmlab.runs.metrics import Metrics
@@ -52,7 +53,8 @@ def schedule_of(plan: Plan) -> Schedule:
 def intervals(plan: Plan, stop_at: int | None) -> Intervals:
     """null = save when evaluating."""
     train, every = plan.exp.train, plan.evaluate_every(plan.steps or 1)
-    return Intervals(train.log_every_steps, every, train.checkpoint_every_steps or every, stop_at)
+    saving = train.checkpoint_every_steps or every
+    return Intervals(train.log_every_steps, every, saving, stop_at, train.probe_every_steps)
 
 
 def train_claimed(
@@ -126,6 +128,8 @@ def run_loop(recorder: Recorder, state: State, every: Intervals) -> Result:
     plan, trainer = recorder.plan, recorder.trainer
     assert plan.steps is not None
     loop = Loop(trainer.stepper, trainer.batches, schedule_of(plan), plan.steps, every, plan.flops_per_token, recorder)
+    if every.probe is not None:
+        loop.probe = StepProbe(trainer.master, trainer.twin.model, trainer.stepper.device)
     with StopSignal() as stop, recorder.screen.training(plan.steps, state.step):
         ended = loop.run(state, stop)
         exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]

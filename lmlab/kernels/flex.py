@@ -26,20 +26,15 @@ def render_flex(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torc
     """A torch BlockMask, made a row of blocks at a time; None where everything is seen."""
     if device.type == "meta" or scores.seen(range(1), range(1), T, S, device) is None:
         return None
-    counts = [_counts(scores, range(first, min(first + BLOCK, T)), T, S, device) for first in range(0, T, BLOCK)]
-    counts_BQK = torch.stack(counts, 1)[:, None]
-    whole = counts_BQK == BLOCK * BLOCK
-    kinds = (_listed((counts_BQK > 0) & ~whole), _listed(whole))
-    return BlockMask.from_kv_blocks(
-        *kinds[0], *kinds[1], BLOCK_SIZE=BLOCK, mask_mod=_mask_mod(scores, T, S), seq_lengths=(T, S)
-    )
-
-
-def _counts(scores: Scores, rows: range, T: int, S: int, device: torch.device) -> Tensor:
-    """How many pairs of a row of blocks are seen, (1 or B, blocks of keys)."""
-    seen = scores.seen(rows, range(S), T, S, device)
-    assert seen is not None
-    return F.pad(seen[:, 0].sum(1), (0, -S % BLOCK)).unflatten(-1, (-1, BLOCK)).sum(-1)
+    counts = []  # pairs seen in each block
+    for first in range(0, T, BLOCK):
+        seen = scores.seen(range(first, min(first + BLOCK, T)), range(S), T, S, device)
+        assert seen is not None
+        counts.append(F.pad(seen.sum(2), (0, -S % BLOCK)).unflatten(-1, (-1, BLOCK)).sum(-1))
+    counts_BHQK = torch.stack(counts, 2)
+    whole = counts_BHQK == BLOCK * BLOCK
+    blocks = (*_listed((counts_BHQK > 0) & ~whole), *_listed(whole))
+    return BlockMask.from_kv_blocks(*blocks, BLOCK, _mask_mod(scores, T, S), (T, S))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +67,7 @@ def _score_mod(scores: Scores) -> Callable[..., Tensor]:
             return score
         distance = (_at(positions[0], b, q) - _at(positions[1], b, k)).clamp_min(0)
         if slope_H is not None:
-            return score - slope_H[h] * distance
+            return score - slope_H[h].to(score.dtype) * distance
         assert bias_HR is not None
         return score + bias_HR[h, distance.clamp_max(bias_HR.shape[1] - 1)]
 
@@ -85,18 +80,11 @@ def _at(x_BT: Tensor, b: Tensor, t: Tensor) -> Tensor:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)
 
 
 def flex(
-    q_BTHC: Tensor,
-    k_BSKC: Tensor,
-    v_BSKC: Tensor,
-    scores: Scores,
-    rendered: Any,
-    *,
-    scale: float,
-    dropout: float = 0.0,
+    q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, scores: Scores, rendered: Any, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
     """torch's flex_attention. Raises LmlabError where gradients are wanted on the CPU."""
     assert not dropout, "FlexAttention has no dropout"
@@ -105,7 +93,7 @@ def flex(
     q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BSKC, v_BSKC))
     if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
         raise LmlabError("attn.backend=flex has no backward on the CPU", "use attn.backend=tiled or dense")
-    attend = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    attend: Any = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     score_mod = _score_mod(scores) if scores.biased or scores.softcap is not None else None
     grouped = q.shape[1] != k.shape[1]
     out: Tensor = attend(q, k, v, score_mod, rendered, scale, grouped)

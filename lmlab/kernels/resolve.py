@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lmlab.kernels import activation, attention, linear, loss, norm, rope
+from lmlab.kernels import activation, attention, flex, linear, loss, norm, rope, tiled
 from lmlab.kernels import spec as specs
 from lmlab.kernels.ops import Ops
 
@@ -35,8 +35,13 @@ def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype)
         activations=activation.ACTIVATIONS,
         gates=activation.GATES,
         rope={"half": rope.rotate_half if plain else rope.fused_rotate_half, "interleaved": rope.rotate_interleaved},
-        render={"dense": attention.render_dense, "sdpa": attention.render_sdpa},
-        attention={"dense": attention.dense, "sdpa": attention.sdpa},
+        render={
+            "dense": attention.render_dense,
+            "sdpa": attention.render_sdpa,
+            "tiled": tiled.render_tiled,
+            "flex": flex.render_flex,
+        },
+        attention={"dense": attention.dense, "sdpa": attention.sdpa, "tiled": tiled.tiled, "flex": flex.flex},
         attention_default="dense" if plain else None,
         names={role: f.__name__ for role, f in chosen.items()},
         device=torch.device(device),

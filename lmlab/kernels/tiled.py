@@ -178,13 +178,13 @@ def _backward(
         dq_GMC = torch.zeros_like(q_GMC)
         for tile in row:
             keys = slice(tile.keys.start, tile.keys.stop)
-            logits_GMS, slope_GMS = heads.logits(q_GMC, tile)
+            logits_GMS, tanh_GMS = heads.logits(q_GMC, tile)
             p_GMS = logits_GMS.sub_(sums_GM[..., None]).exp_()
             dv_GSC[:, keys].baddbmm_(p_GMS.transpose(1, 2), dout_GMC)
             d_GMS = torch.bmm(dout_GMC, heads.v(tile.keys).transpose(1, 2)).sub_(delta_GM[..., None]).mul_(p_GMS)
             heads.scores.add_bias_gradient(dbias_HR, heads.per_head(d_GMS, tile), tile.rows, tile.keys)
-            if slope_GMS is not None:
-                d_GMS.mul_(slope_GMS.square_().neg_().add_(1.0))
+            if tanh_GMS is not None:
+                d_GMS.mul_(tanh_GMS.square_().neg_().add_(1.0))
             dk_GSC[:, keys].baddbmm_(d_GMS.transpose(1, 2), q_GMC, alpha=scale)
             dq_GMC.baddbmm_(d_GMS, heads.k(tile.keys), alpha=scale)
         dq_BHTC = dq_GMC.view(*sums_BHT.shape[:2], len(rows), -1)

@@ -142,13 +142,12 @@ class Rope(Position):
         assert isinstance(scaling, DynamicNTK)
         if length_BT is None:
             length_BT = torch.full((1, 1), S, device=positions_BT.device)
-        plain = length_BT <= scaling.original
-        if plain.device.type == "cpu" and bool(plain.all()):
+        longer = scaling.longer(shared_row(length_BT))[..., None]
+        if longer.device.type == "cpu" and not bool(longer.any()):
             return cos, sin
         frequencies = scaling.grown(self.angles.theta, self.angles.width, shared_row(length_BT))
         angles = shared_row(positions_BT)[..., None].double() * frequencies
-        keep = shared_row(plain)[..., None]
-        return torch.where(keep, cos, angles.cos()), torch.where(keep, sin, angles.sin())
+        return torch.where(longer, angles.cos(), cos), torch.where(longer, angles.sin(), sin)
 
 
 class Alibi(Position):
@@ -183,7 +182,8 @@ class T5(Position):
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
         if self.bucket_R is None or self.bucket_R.device != self.weight.device:
-            self.bucket_R = torch.tensor(self.buckets, device=self.weight.device)
+            with torch.inference_mode(False):  # kept, and saved for backward later
+                self.bucket_R = torch.tensor(self.buckets, device=self.weight.device)
         return PosTables(bias_HR=self.weight.index_select(1, self.bucket_R))
 
 

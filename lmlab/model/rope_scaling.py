@@ -64,7 +64,8 @@ def grown_base(theta: float, width: int, growth: float) -> float:
 
 
 class DynamicNTK(Scaling):
-    """NTK with growth s·n/L − (s−1), n = max(length, L): rows up to the original length L are plain (emozilla 2023).
+    """NTK with growth s·n/L − (s−1), n = max(length, L): rows up to the original length L are plain (emozilla 2023), and
+    so are all at s = 1, where the formula would still grow by n/L.
 
     The length is an input, fixed for a row: the same token in a longer row is turned otherwise.
     """
@@ -73,8 +74,12 @@ class DynamicNTK(Scaling):
         super().__init__(spec, dims, ops, layer)
         self.factor, self.original = spec.factor, spec.original(dims.seq_len)
 
+    def longer(self, length_BT: Tensor) -> Tensor:
+        """Which rows are turned otherwise than plainly."""
+        return length_BT > (self.original if self.factor > 1 else math.inf)
+
     def grown(self, theta: float, width: int, length_BT: Tensor) -> Tensor:
-        """(…, width/2): the frequencies of tokens in rows of these lengths."""
+        """(…, width/2): the frequencies of tokens in rows of these lengths; only asked for where a row is `longer`."""
         growth = self.factor * length_BT.clamp_min(self.original).double() / self.original - (self.factor - 1)
         base = theta * growth ** (width / (width - 2)) if width > 2 else torch.full_like(growth, theta)
         even = torch.arange(0, width, 2, dtype=torch.float64, device=length_BT.device)

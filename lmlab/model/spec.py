@@ -271,8 +271,12 @@ class HeadsSpec(AttnSpec):
         probe="shaped",
         since=2,
     )
-    v_proj: str = setting("linear", "none = the input itself is the value", choices=("linear", "none"), since=2)
-    o_proj: str = setting("linear", "none = the heads are put out as they are", choices=("linear", "none"), since=2)
+    v_proj: str = setting(
+        "linear", "none = the input itself is the value", choices=("linear", "none"), probe="none", since=2
+    )
+    o_proj: str = setting(
+        "linear", "none = the heads are put out as they are", choices=("linear", "none"), probe="none", since=2
+    )
 
     def head_size(self, d_model: int, n_heads: int) -> int:
         return self.head_dim if self.head_dim is not None else d_model // n_heads

@@ -19,7 +19,7 @@ import torch
 
 from lmlab.data.batches import TrainBatches
 from lmlab.train.schedule import Schedule
-from lmlab.train.step import Stepper
+from lmlab.train.step import Probe, Stepper
 from lmlab.train.stop import StopSignal
 
 
@@ -41,6 +41,7 @@ class Intervals:
     evaluate: int
     save: int
     stop_at: int | None = None
+    probe: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Loop:
     flops_per_token: float
     watcher: Watcher
     clock: Callable[[], float] = time.perf_counter
+    probe: Probe | None = None
 
     def run(self, state: State, stop: StopSignal) -> str:
         """Train until `steps`, a stop or divergence. Returns "finished", "stopped" or "diverged"."""
@@ -96,7 +98,8 @@ class Loop:
             while state.step < self.steps:
                 started = self.clock()
                 batch, lr = self.batches.batch(state.step), self.lr(state.step)
-                loss, norm = self.stepper(batch, step=state.step, lr=lr)
+                probe = self.probe if self.probed(state.step + 1) else None
+                loss, norm = self.stepper(batch, step=state.step, lr=lr, probe=probe)
                 state.step += 1
                 state.tokens += batch.tokens_BT.numel()
                 due = self.due(state.step, stop)
@@ -109,6 +112,8 @@ class Loop:
                     row |= {"train/loss": known, "train/lr": lr, "train/grad_norm": float(norm)}
                     row |= {"train/tokens_per_s": busy_tokens / busy_s, "train/epoch": self.batches.epoch(state.step)}
                     busy_s, busy_tokens = 0.0, 0
+                if probe is not None:
+                    row |= probe.after_update(batch)
                 if due.evaluate and not diverged:
                     row |= self.watcher.evaluate(state, final=due.last)
                     diverged = not math.isfinite(row["val/loss"])
@@ -128,6 +133,10 @@ class Loop:
                 if due.stop and not due.last:
                     return "stopped"
         return "finished"
+
+    def probed(self, step: int) -> bool:
+        every = self.every.probe
+        return every is not None and (step == self.steps or step % every == 0)
 
     def due(self, step: int, stop: StopSignal) -> Due:
         """What is to be done after `step` steps. The last step does everything; a stop saves."""

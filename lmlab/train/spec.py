@@ -89,3 +89,10 @@ class Train:
     )
     keep_last: int = setting(2, "checkpoints kept besides the best", ge=1, identity=False)
     log_every_steps: int = setting(10, "a row of metrics every so many steps", ge=1, identity=False)
+    probe_every_steps: Optional[int] = setting(
+        None,
+        "look inside every so many steps, per layer: activations, attention, gradients, updates; null = never",
+        ge=1,
+        identity=False,
+        since=2,
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -22,6 +23,13 @@ def dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+class Probe(Protocol):
+    """Looks at a step from both sides."""
+
+    def before_update(self) -> None: ...
+    def after_update(self, batch: Batch) -> dict[str, float]: ...
+
+
 @dataclass
 class Stepper:
     twin: Twin[Transformer]
@@ -31,11 +39,15 @@ class Stepper:
     seed: int
     device: torch.device
 
-    def __call__(self, batch: Batch, *, step: int, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, batch: Batch, *, step: int, lr: float, probe: Probe | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on the batch. Returns (mean loss in nats/token, gradient norm before clipping), 0-d tensors."""
         set_lr(self.optimizer, lr)
         self.twin.zero_grads()
         loss = self.gradients(batch, step=step)
+        if probe is not None:
+            probe.before_update()
         norm = torch.nn.utils.get_total_norm(self.twin.grads())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.twin.masters, self.clip, norm)

@@ -36,7 +36,7 @@ def test_every_option_has_a_file_and_something_that_builds_it(group: str, name: 
         module, _, attribute = spec.build.partition(":")
         assert callable(getattr(importlib.import_module(module), attribute))
     else:
-        assert group in ("model", "kernels"), "what is built says by what"
+        assert group in ("model", "kernels") or (group, name) == ("rope_scaling", "none"), "what is built says by what"
 
 
 @pytest.mark.parametrize("file", PARTS)
@@ -51,10 +51,16 @@ def test_every_part_file_has_help_a_spec_and_fields_of_it(file: str) -> None:
 NEEDED = {"data=text": ["data.files=[a.txt]"], "data=hf": ["data.repo=a/b"], "tokenizer=hf": ["tokenizer.path=x"]}
 
 
-@pytest.mark.parametrize("nth", range(max(len(entries(group)) for group in GROUPS)))
+@pytest.mark.parametrize("nth", range(sum(max(len(entries(group)) for group in groups) for groups in (GROUPS, ("rope_scaling",)))))
 def test_every_part_file_composes_to_what_it_says(nth: int) -> None:
     """The nth of every group together: each is composed at least once."""
     chosen = {group: list(entries(group).values())[nth % len(entries(group))] for group in GROUPS}
+    if nth >= len(entries("rope_scaling")):  # each was taken once; they need pos=rope, and not every norm fits each block
+        chosen["rope_scaling"] = entries("rope_scaling")["none"]
+    else:
+        chosen["pos"] = entries("pos")["rope"]
+    if chosen["norm"].label == "none":
+        chosen["block"] = entries("block")["deepnorm"]
     words = [f"{group}={entry.label}" for group, entry in chosen.items()]
     words += [need for word in words for need in NEEDED.get(word, ())] + ["train.batch_tokens=65536"]
     experiment = load(words).experiment

@@ -11,7 +11,7 @@ from lmlab.errors import Errors, LmlabError
 
 # command line -> (message, hint)
 WRONG = {
-    "norm=rmsnrm": ("`norm=rmsnrm` is not known; choices: layernorm, nanogpt, rmsnorm", "did you mean norm=rmsnorm?"),
+    "norm=rmsnrm": ("`norm=rmsnrm` is not known; choices: batchnorm, dyt, gemma, layernorm, nanogpt, none, rmsnorm", "did you mean norm=rmsnorm?"),
     "norm=": ("`norm` is empty, which is not the name of an option", "write norm=NAME"),
     "norm=null": ("`norm` is null, which is not the name of an option", "write norm=NAME"),
     "norm={name:rmsnorm}": ("`norm` is {name:rmsnorm}, which is not", "write norm=NAME"),
@@ -74,7 +74,7 @@ WRONG = {
     "seed=1 seed.all=2": ("`seed.all` is given twice", ""),
     "rmsnorm": ("`rmsnorm` is not key=value", "write norm=rmsnorm"),
     "llama": ("`llama` is not key=value", "preset=llama"),
-    "norm": ("`norm` is not key=value", "write norm=NAME; NAME is one of layernorm"),
+    "norm": ("`norm` is not key=value", "write norm=NAME; NAME is one of batchnorm"),
     "n_layers": ("`n_layers` is not key=value", "write model.n_layers=VALUE"),
     "zzz": ("`zzz` is not key=value", "lmlab options"),
     "=3": ("is not key=value", "norm=rmsnorm"),

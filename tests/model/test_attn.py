@@ -14,7 +14,7 @@ from lmlab.model.mask import CAUSAL, Mask, documents, padding
 from lmlab.model.pos import PosTables
 from tests.composed import close, grads, model, peaked, rows, same_grads
 
-BACKENDS = ["sdpa", "dense"]
+BACKENDS = ["sdpa", "dense", "tiled"]
 OPS = resolve(Auto(), "cpu", torch.float64)
 DIMS = Dims(d_model=32, n_heads=4, head_dim=8, n_layers=1, vocab_size=11, seq_len=16, rotary_dim=8)
 
@@ -128,7 +128,7 @@ def test_qk_norm_makes_scores_independent_of_the_projections_scale():
     close(applied(attn, x), before, 1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["sdpa", "dense"])
 def test_dropout_acts_in_training_only(backend):
     net = model(torch.float32, attn=("mha", {"dropout": 0.5, "backend": backend}))
     tokens, positions = rows()
@@ -142,17 +142,31 @@ def test_dropout_acts_in_training_only(backend):
     assert torch.equal(net(tokens, positions).logits_BTV, once)
 
 
-@pytest.mark.parametrize("pos", ["rope", "alibi", "none"])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("pos", ["rope", "alibi", "t5", "none"])
+@pytest.mark.parametrize(("attn", "window"), [("gqa", None), ("gqa", 4), ("mla", None), ("mla", 4)])
 @pytest.mark.parametrize("packed", [True, False], ids=["documents", "stream"])
-def test_backends_agree(pos, window, packed):
+def test_backends_agree(pos, attn, window, packed):
     tokens, positions = rows()
     ids = (torch.arange(16) // 6).expand(2, 16) if packed else None
-    nets = [model(pos=pos, attn=("gqa", {"window": window, "backend": backend})) for backend in BACKENDS]
-    nets[1].load_state_dict(peaked(nets[0]).state_dict())
+    nets = [model(pos=pos, attn=(attn, {"window": window, "backend": backend})) for backend in BACKENDS]
     kwargs = {"documents_BT": ids, "targets_BT": tokens.roll(-1, 1)}
-    first, second = (grads(net, tokens, positions, **kwargs) for net in nets)
+    state = peaked(nets[0]).state_dict()
+    if pos == "t5":
+        state["pos.weight"] = torch.randn_like(state["pos.weight"])
+    found = []
+    for net in nets:
+        net.load_state_dict(state)
+        found.append(grads(net, tokens, positions, **kwargs))
+    same_grads(found[1], found[0], 1e-9)
+    same_grads(found[2], found[0], 1e-9)
+
+
+def test_a_cap_on_the_scores_is_dense_or_tiled():
+    tokens, positions = rows()
+    nets = [model(attn=("gqa", {"softcap": 20.0, "backend": backend})) for backend in ("auto", "tiled")]
+    first, second = (grads(peaked(net), tokens, positions, targets_BT=tokens) for net in nets)
     same_grads(first, second, 1e-9)
+    assert nets[0].paths()["attention"] == "dense (a cap on the scores)"
 
 
 @pytest.mark.parametrize(
@@ -162,12 +176,14 @@ def test_backends_agree(pos, window, packed):
         (CAUSAL, False, torch.bfloat16, 256, "dense"),
         (CAUSAL, False, torch.bfloat16, 4096, "sdpa"),
         (CAUSAL, True, torch.float32, 256, "dense"),
+        (CAUSAL, True, torch.float32, 4096, "tiled"),
         (CAUSAL & documents(torch.zeros(1, 1)), False, torch.float32, 256, "dense"),
     ],
-    ids=["fp32", "bf16-short", "bf16-long", "bias", "documents"],
+    ids=["fp32", "bf16-short", "bf16-long", "bias", "long-bias", "documents"],
 )
 def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
-    chosen = lambda spec: part(spec).choose(mask, biased, keys, torch.device("cpu"), dtype)[0]  # noqa: E731
+    scores = mask.scores(slope_H=torch.ones(4) if biased else None)
+    chosen = lambda spec: part(spec).choose(scores, keys, torch.device("cpu"), dtype)[0]  # noqa: E731
     assert chosen(specs.MHA()) == expected
     assert [chosen(specs.MHA(backend=name)) for name in BACKENDS] == BACKENDS
 

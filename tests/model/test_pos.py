@@ -10,11 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlab.errors import ConfigError, LmlabError
 from lmlab.kernels.resolve import resolve
+from lmlab.kernels.scores import Scores
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 from lmlab.model.mask import CAUSAL
-from lmlab.model.pos import Alibi, Learned, NoPosition, PosTables, Rope, Sinusoidal, alibi_slopes
+from lmlab.model.pos import T5, Alibi, Learned, NoPosition, Rope, Sinusoidal, alibi_slopes, t5_buckets
 from tests.composed import close, model, peaked, rows
 
 OPS = resolve(Auto(), "cpu", torch.float64)
@@ -112,7 +113,7 @@ def test_tables_are_kept_and_serve_every_length(pos):
     assert not list(pos.buffers())
 
 
-@pytest.mark.parametrize("pos", ["none", "sinusoidal", "learned", "rope", "alibi"])
+@pytest.mark.parametrize("pos", ["none", "sinusoidal", "learned", "rope", "alibi", "t5"])
 @pytest.mark.parametrize("documents", [True, False], ids=["packed", "stream"])
 def test_no_position_is_looked_at_off_the_cpu(pos, documents):
     """A tensor on meta has no values: reading one, which on an accelerator is a stall, is an error there."""
@@ -159,15 +160,17 @@ def test_learned_refuses_past_its_table():
 
 def test_alibi_bias_is_minus_slope_times_distance_however_far():
     tables = Alibi(specs.Alibi(), DIMS, OPS).tables(at(0), at(0))
-    far = torch.tensor([[[0, 1, 2, 100, 123456, -3]]])
+    far = (at(200000), 200000 - torch.tensor([[0, 1, 2, 100, 123456, -3]]))
+    scores = Scores(positions=far, slope_H=tables.slope_H)
     want = -torch.tensor(alibi_slopes(4)).double()[:, None] * torch.tensor([0, 1, 2, 100, 123456, 0])
-    close(tables.bias(far, torch.float64)[0, :, 0], want)
-    assert torch.equal(tables.bias(far, torch.bfloat16)[0, :, 0], want.bfloat16())
+    close(scores.bias(range(1), range(6), torch.float64)[0, :, 0], want)
+    assert torch.equal(scores.bias(range(1), range(6), torch.bfloat16)[0, :, 0], want.bfloat16())
 
 
 def test_a_bias_by_table_holds_its_last_value_from_there_on():
-    tables = PosTables(bias_HR=torch.tensor([[5.0, 3.0, 1.0], [50.0, 30.0, 10.0]]))
-    bias = tables.bias(torch.tensor([[[0, 1, 2, 9, -1]], [[2, 2, 1, 1, 0]]]), torch.float32)
+    bias_HR = torch.tensor([[5.0, 3.0, 1.0], [50.0, 30.0, 10.0]])
+    positions = (torch.tensor([[9], [9]]), 9 - torch.tensor([[0, 1, 2, 9, -1], [2, 2, 1, 1, 0]]))
+    bias = Scores(positions=positions, bias_HR=bias_HR).bias(range(1), range(5), torch.float32)
     assert bias.shape == (2, 2, 1, 5)
     assert bias[0, :, 0].tolist() == [[5, 3, 1, 1, 5], [50, 30, 10, 10, 50]]
     assert bias[1, 1, 0].tolist() == [10, 10, 30, 30, 50]
@@ -175,7 +178,31 @@ def test_a_bias_by_table_holds_its_last_value_from_there_on():
 
 def test_positions_with_gaps_are_as_far_apart_as_they_say():
     (view, _) = model(pos="alibi").views(CAUSAL, at(0, 100), torch.float64)
-    close(view.mask[0, :, 1, 0], -100 * torch.tensor(alibi_slopes(4)).double())
+    close(view.rendered.mask[0, :, 1, 0], -100 * torch.tensor(alibi_slopes(4)).double())
+
+
+def official_t5_bucket(distance, n_buckets, max_distance):
+    """The formula of the paper's code for a causal decoder, in float32 as it is there."""
+    exact = n_buckets // 2
+    if distance < exact:
+        return distance
+    share = torch.log(torch.tensor(distance / exact)) / math.log(max_distance / exact)
+    return min(exact + int(share * (n_buckets - exact)), n_buckets - 1)
+
+
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (2, 5), (5, 64)])
+def test_t5_buckets_are_the_official_ones(n_buckets, max_distance):
+    want = [official_t5_bucket(d, n_buckets, max_distance) for d in range(max_distance + 1)]
+    assert t5_buckets(n_buckets, max_distance) == want
+    assert want[-1] == n_buckets - 1
+
+
+def test_t5_gives_each_head_its_bucket_however_far():
+    pos = T5(specs.T5(n_buckets=4, max_distance=8), DIMS, OPS)
+    with torch.no_grad():
+        pos.weight.copy_(torch.arange(16.0).view(4, 4))
+    tables = pos.tables(at(0), at(0))
+    assert tables.bias_HR.tolist() == [[4 * h + b for b in (0, 1, 2, 2, 3, 3, 3, 3, 3)] for h in range(4)]
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 48])
@@ -201,7 +228,7 @@ def test_nothing_is_added_to_embeddings(part):
     assert part.embed(x, torch.arange(4)[None]) is x
 
 
-@pytest.mark.parametrize("pos", ["rope", "alibi", "none"])
+@pytest.mark.parametrize("pos", ["rope", "alibi", "t5", "none"])
 def test_a_shift_of_all_positions_changes_nothing(pos):
     net = peaked(model(pos=pos))
     tokens, positions = rows()
@@ -209,7 +236,7 @@ def test_a_shift_of_all_positions_changes_nothing(pos):
         close(net(tokens, positions + 5000).logits_BTV, net(tokens, positions).logits_BTV, 1e-9)
 
 
-@pytest.mark.parametrize("pos", ["rope", "alibi", "sinusoidal"])
+@pytest.mark.parametrize("pos", ["rope", "alibi", "t5", "sinusoidal"])
 def test_positions_past_the_training_length_are_right(pos):
     net = peaked(model(pos=pos))
     tokens, positions = rows(T=40)

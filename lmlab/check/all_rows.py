@@ -1,0 +1,70 @@
+"""Every row of `lmlab check` in its order, the quick ones that stand before a training, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from lmlab.check import counts, invariants, kernels
+from lmlab.check.composed import Composed
+from lmlab.check.rows import Row, attempted, known, not_asked
+from lmlab.config.tree import Experiment
+
+Ask = Callable[[Composed], Row]
+
+
+def cached(c: Composed) -> Row:
+    return not_asked("cached = full", "the model keeps no cache yet")
+
+
+QUICK: dict[str, Ask] = {
+    "oracle": invariants.against_oracle,
+    "causality": invariants.causality,
+    "causality in training": invariants.causality_in_training,
+    "packed = alone": invariants.packed,
+    "gradients": invariants.every_gradient,
+}
+ROWS: dict[str, Ask] = {
+    "oracle": invariants.against_oracle,
+    "causality": invariants.causality,
+    "causality in training": invariants.causality_in_training,
+    "causality by gradient": invariants.causality_by_gradient,
+    "shift": invariants.shift,
+    "packed = alone": invariants.packed,
+    "padded = alone": invariants.padded,
+    "batched = alone": invariants.batched,
+    "cached = full": cached,
+    "micro-batches = whole": invariants.micro_batches,
+    "gradients": invariants.every_gradient,
+    "loss at step 0": counts.first_loss,
+    "initial values": counts.initial_values,
+    "parameters and FLOPs": counts.counts,
+    "kernels = reference": kernels.against_reference,
+    "backends agree": kernels.backends,
+    "determinism": invariants.determinism,
+}
+# What people ask of an implementation, and the rows that answer it.
+QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("is the mask applied before the softmax?", ("causality", "causality by gradient", "oracle")),
+    ("do query heads read the right key/value heads, in order?", ("oracle", "backends agree")),
+    ("is the scale 1/√C, and the softmax stable?", ("oracle", "kernels = reference")),
+    ("does RoPE turn q and k only, and by distance alone?", ("shift", "oracle")),
+    ("do the norms stand where the block says?", ("oracle", "gradients")),
+    ("does the cache grow along time?", ("cached = full",)),
+    (
+        "one mathematics for training and inference?",
+        ("causality in training", "packed = alone", "batched = alone", "micro-batches = whole"),
+    ),
+)
+
+
+def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None) -> list[Row]:
+    """The rows, in order. A model that can't be built fails in the first one."""
+    c = Composed(experiment)
+    built = attempted("the model", lambda: Row("the model", "pass", f"{len(c.declared)} known failures declared"))
+    if built.state == "fail":
+        return [built]
+    return [known(attempted(name, lambda a=ask: a(c)), c.declared) for name, ask in (wanted or ROWS).items()]  # type: ignore[misc]
+
+
+def failed(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.state == "fail"]

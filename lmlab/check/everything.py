@@ -1,0 +1,115 @@
+"""Every option of every model group, and every pair of options of two groups, each with its rows, over processes.
+
+Each option is composed once; pairs are put together from parts. What a row of lmlab/compat.py refuses is counted with
+that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from lmlab import compat
+from lmlab.check.all_rows import ROWS, asked
+from lmlab.check.flags import Planned, dead_flags
+from lmlab.check.rows import Row, attempted
+from lmlab.config.catalogue import defaults, entries, user_conf
+from lmlab.config.load import load
+from lmlab.config.tree import Experiment
+
+GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
+CHUNK = 8
+SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
+
+
+class Outcome(NamedTuple):
+    """One composition: its failed and known rows, or the rule that refuses it."""
+
+    what: str
+    failed: tuple[Row, ...] = ()
+    known: tuple[Row, ...] = ()
+    refused: str = ""
+
+    def told(self) -> tuple[Row, ...]:
+        return (*self.failed, *self.known)
+
+
+class Task(NamedTuple):
+    what: str
+    words: Optional[tuple[str, ...]]  # what composes it on the command line; None for a pair
+    experiment: Experiment
+    config_dir: Optional[str]
+    planned: Planned
+
+
+def run(
+    words: Sequence[str], planned: Planned, config_dir: Optional[str] = None, workers: Optional[int] = None
+) -> Iterator[Outcome]:
+    """The outcomes, options alone first. words: what all compositions have in common; planned: a function of a module,
+    see lmlab/check/flags.py."""
+    base = load(words, config_dir=config_dir).experiment
+    tasks = []
+    for what, typed, experiment in compositions(base, words, config_dir):
+        if rule := refusal(experiment):
+            yield Outcome(what, refused=rule)
+        else:
+            tasks.append(Task(what, typed, experiment, config_dir, planned))
+    yield from _over_processes(tasks, workers or os.cpu_count() or 1)
+
+
+def compositions(
+    base: Experiment, words: Sequence[str], config_dir: Optional[str] = None
+) -> Iterator[tuple[str, Optional[tuple[str, ...]], Experiment]]:
+    """(name, words that compose it, experiment): the base, every option alone, every pair of options of two groups."""
+    user = user_conf(config_dir)
+    parts = {g: {label: entry.make() for label, entry in sorted(entries(g, user).items())} for g in GROUPS}
+    others = {g: [(label, part) for label, part in parts[g].items() if label != defaults()[g]] for g in GROUPS}
+    yield "the base", tuple(words), base
+    for group in GROUPS:
+        for label, part in others[group]:
+            yield f"{group}={label}", (*words, f"{group}={label}"), dataclasses.replace(base, **{group: part})
+    for one, two in itertools.combinations(GROUPS, 2):
+        for (a, part_a), (b, part_b) in itertools.product(others[one], others[two]):
+            chosen: dict[str, Any] = {one: part_a, two: part_b}
+            yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen)
+
+
+def refusal(experiment: Experiment) -> str:
+    """The id of the first rule that the experiment breaks, or nothing."""
+    if not compat.check(experiment):
+        return ""
+    return next((rule.id for rule in compat.RULES if rule.find(experiment)), "incomplete")
+
+
+def _over_processes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
+    """Started anew, each on one thread: a fork would share torch's."""
+    context = multiprocessing.get_context("spawn")
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            yield from pool.map(answer, tasks, chunksize=CHUNK)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def answer(task: Task) -> Outcome:
+    """The rows of one composition, in a worker."""
+    torch.set_num_threads(1)
+    if task.words is None:
+        rows = asked(task.experiment, {name: ask for name, ask in ROWS.items() if name not in SLOW})
+    else:
+        rows = asked(task.experiment)
+        words, config_dir = task.words, task.config_dir
+        rows.append(attempted("dead flags", lambda: dead_flags(words, task.experiment, task.planned, config_dir)))
+    return Outcome(task.what, tuple(r for r in rows if r.state == "fail"), tuple(r for r in rows if r.state == "known"))

@@ -1,0 +1,237 @@
+"""Dead flags: every field of every part is set to its declared probe, and something must change.
+
+The words `group.field=probe` are composed as on the command line, all in one go; then each value is put into the
+composition alone, with what CONTEXT says it needs on both sides. What may change: the shapes of the parameters, their
+initial values, the logits in train mode and after it in eval mode, the backend that attention names, or what the caller
+works out of training (`planned`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from lmlab import compat
+from lmlab.check.composed import VOCAB, Composed, randomized
+from lmlab.check.rows import Row
+from lmlab.check.small import given
+from lmlab.config.amend import quoted
+from lmlab.config.fields import Field, fields
+from lmlab.config.tree import Experiment
+from lmlab.kernels.resolve import resolve
+from lmlab.model.transformer import Transformer
+
+GROUPS = (
+    "norm",
+    "block",
+    "pos",
+    "rope_scaling",
+    "attn",
+    "ffn",
+    "model",
+    "optim",
+    "schedule",
+    "kernels",
+    "train",
+    "seed",
+)
+SHAPES_THE_MODEL = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "model")
+Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -> what becomes of it
+
+# What a field needs beside it to do anything, or to be allowed: set on both sides. A value is used unless it is the
+# field's already; null takes away what would hide the field or forbid the probe.
+CONTEXT: dict[str, dict[str, Any]] = {
+    "attn.pattern": {"attn.window": 8},
+    "attn.v_proj": {"attn.weights": "shaped", "attn.head_dim": None},
+    "attn.o_proj": {"attn.weights": "shaped", "attn.head_dim": None, "attn.bias_o": False},
+    "attn.dropout": {"attn.backend": "auto"},
+    "attn.softcap": {"attn.backend": "auto"},
+    "attn.n_kv_heads": {"attn.weights": "softmax"},
+    "attn.head_dim": {"attn.v_proj": "linear", "attn.o_proj": "linear"},
+    "ffn.d_ff": {"ffn.mult": None, "ffn.multiple_of": None},
+    "ffn.mult": {"ffn.d_ff": None},
+    "ffn.multiple_of": {"ffn.d_ff": None},
+    "model.n_heads": {"attn.n_kv_heads": None, "attn.head_dim": None},
+    "model.d_model": {"attn.head_dim": None},
+    "model.seq_len": {"attn.window": None, "pos.max_len": None},
+    "model.logit_scale": {"model.logit_softcap": None},
+    "pos.max_len": {},
+    "seed.dropout": {"model.dropout": 0.1},
+    "seed.all": {"seed.init": None, "seed.data": None, "seed.dropout": None},
+    "train.max_steps": {"train.max_minutes": None, "train.max_flops": None},
+    "schedule.decay_frac": {"schedule.warmup_steps": None},
+}
+# The probes of fields that declare none because under the default composition they would be refused or take long.
+PROBES: dict[str, Any] = {
+    "attn.v_proj": "none",
+    "attn.o_proj": "none",
+    "seed.dropout": 1,
+    "train.max_minutes": 1.0,
+}
+
+
+class Flag(NamedTuple):
+    """A field of the composition, and the values that may be tried, the declared probe first."""
+
+    group: str
+    name: str
+    field: Field
+    values: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.group}.{self.name}"
+
+
+def dead_flags(words: Sequence[str], experiment: Experiment, planned: Planned, config_dir: Optional[str] = None) -> Row:
+    """words: what composed the experiment. The row fails with the fields that nobody reads."""
+    flags = list(_flags(experiment))
+    undeclared = [f.key for f in flags if not f.values]
+    values, errors = _composed(words, [f for f in flags if f.values], config_dir)
+    watch, dead, refused, alive = Watch(planned), list(errors), [], 0
+    for flag in flags:
+        if flag.key not in values:
+            continue
+        outcome = _tried(experiment, flag, values[flag.key], watch)
+        alive += outcome == ""
+        if outcome == "dead":
+            dead.append(flag.key)
+        elif outcome:
+            refused.append(f"{flag.key} ({outcome})")
+    figure = f"{alive} fields change something"
+    figure += f"; refused here: {', '.join(refused)}" if refused else ""
+    wrong = [f"nobody reads {', '.join(dead)}"] * bool(dead) + [f"no probe declared: {', '.join(undeclared)}"] * bool(
+        undeclared
+    )
+    return Row("dead flags", "fail" if wrong else "pass", figure, "; ".join(wrong))
+
+
+def _flags(experiment: Experiment) -> Iterator[Flag]:
+    for group in GROUPS:
+        part = getattr(experiment, group)
+        for name, field in fields(type(part)).items():
+            if field.identity:
+                probe = PROBES.get(f"{group}.{name}") if field.probe is None else field.probe
+                tried = () if probe is None else (probe, *_others(field))
+                yield Flag(group, name, field, tuple(v for v in tried if v != getattr(part, name)))
+
+
+def _others(field: Field) -> list[Any]:
+    """Instead of a probe that the composition has already."""
+    return [field.default, *field.choices]
+
+
+def _composed(
+    words: Sequence[str], flags: Sequence[Flag], config_dir: Optional[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The value that each field has once its words are composed with the others', and the words that went wrong."""
+    typed = {f.key: f"{f.key}={quoted(f.values[0])}" for f in flags}
+    values: dict[str, Any] = {}
+    lost: list[str] = []
+    found = _typed([*words, *typed.values()], config_dir)
+    for flag in flags:
+        value = None if found is None else getattr(getattr(found, flag.group), flag.name)
+        if found is not None and value == flag.values[0]:
+            values[flag.key] = value
+        else:
+            lost.append(f"{flag.key} ({typed[flag.key]} does not arrive)")
+    return values, lost
+
+
+def _typed(words: Sequence[str], config_dir: Optional[str]) -> Optional[Experiment]:
+    """Composed without asking whether the parts go together."""
+    from lmlab.config import catalogue, parse
+    from lmlab.config.load import Composer
+
+    overrides, errors = parse.read(words)
+    if errors:
+        return None
+    return Composer(catalogue.user_conf(config_dir)).compose(overrides)[0]
+
+
+def _tried(experiment: Experiment, flag: Flag, value: Any, watch: Watch) -> str:
+    """ "" when something changes, "dead" when nothing does, else why it is refused."""
+    refusal = ""
+    for candidate in (value, *(v for v in flag.values if v != value)):
+        for base in _bases(experiment, flag):
+            probed = changed(base, {flag.key: candidate})
+            wrong = compat.check(base) or compat.check(probed)
+            if wrong or getattr(getattr(base, flag.group), flag.name) == candidate:
+                refusal = refusal or (wrong[0].message if wrong else "")
+                continue
+            return "" if watch.differ(base, probed, flag.group) else "dead"
+    return refusal or "no other value"
+
+
+def _bases(experiment: Experiment, flag: Flag) -> Iterator[Experiment]:
+    """The composition with the field's context, then as it is."""
+    context = {
+        k: v
+        for k, v in CONTEXT.get(flag.key, {}).items()
+        if hasattr(getattr(experiment, k.split(".")[0]), k.split(".")[1])
+    }
+    if context:
+        yield changed(experiment, context)
+    yield experiment
+
+
+def changed(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with dotted keys set."""
+    for key, value in values.items():
+        group, _, name = key.partition(".")
+        experiment = dataclasses.replace(experiment, **{group: given(getattr(experiment, group), **{name: value})})
+    return experiment
+
+
+# ---------------------------------------------------------------- what may change
+
+
+class Watch:
+    """Compares two experiments by what they do, the cheap looks first; remembers what it has seen of one."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.planned = planned
+        self.seen: dict[tuple[str, str, str], Any] = {}
+
+    def differ(self, a: Experiment, b: Experiment, group: str) -> bool:
+        looks = [shapes, behaviour] if group in SHAPES_THE_MODEL else []
+        return any(self._look(look, a, group) != self._look(look, b, group) for look in (*looks, self.planned))
+
+    def _look(self, look: Callable[..., Any], experiment: Experiment, group: str) -> Any:
+        key = (look.__name__, group if look is self.planned else "", repr(experiment))
+        if key not in self.seen:
+            self.seen[key] = look(experiment, group)
+        return self.seen[key]
+
+
+def shapes(experiment: Experiment, group: str = "") -> Any:
+    """Names and shapes of the parameters at full size."""
+    with torch.device("meta"):
+        net = Transformer(experiment.arch, VOCAB, resolve(experiment.kernels, "cpu", torch.float32))
+    return [(name, tuple(p.shape)) for name, p in net.named_parameters()]
+
+
+def behaviour(experiment: Experiment, group: str = "") -> Any:
+    """Initial values, logits in train mode, logits in eval mode after it, and the backend, at the size of a check."""
+    c = Composed(experiment)
+    net = c.build()
+    values = [digest(t) for t in net.state_dict().values()]
+    randomized(net)
+    asked = c.rows()
+    far = dataclasses.replace(asked, positions_BT=asked.positions_BT * 7) if not hasattr(net.pos, "weight") else asked
+    with torch.no_grad():
+        torch.manual_seed(0)
+        trained = asked.call(net.train()).logits_BTV
+        evaluated = [rows.call(net.eval()).logits_BTV for rows in (asked, far)]
+    return values, digest(trained), [digest(e) for e in evaluated], net.paths()["attention"]
+
+
+def digest(tensor: Tensor) -> str:
+    return hashlib.blake2b(
+        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8
+    ).hexdigest()
