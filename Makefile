@@ -5,7 +5,7 @@ PYTHON ?= .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: help setup demo test lint test-slow test-parity test-browser gpu wheel clean
+.PHONY: help setup demo test lint test-slow test-parity test-browser check-all gpu wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ lint: setup ## ruff, mypy, import directions
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy lmlab
 	$(PYTHON) -m pytest -q tests/test_imports.py
+
+check-all: setup ## every option, and every pair of options of two groups, by `lmlab check` (under 20 minutes on 2 cores)
+	$(PYTHON) -m lmlab check --all
 
 gpu: setup ## on a GPU machine: eager and compiled against CPU, memory (2 minutes; PYTHON=python3 runs without .venv)
 	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) experiments/gpu/run.py

@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "runs": set(),
     "runs.checkpoint": {"registry"},
     "cost": BUILD,
+    "check": {"cost", "compat", "registry", "runs.files", *BUILD},
+    "check.oracle": set(),
     "eval.loss": {"data", *BUILD},
     "eval": {"runs", "data", "generate", *BUILD},
     "generate": {"runs", "data.tokenizer", *BUILD},

@@ -13,14 +13,13 @@ from lmlab.data.spec import Byte
 from lmlab.data.tokens import TokenFile, dtype_for
 from lmlab.errors import DataError
 from lmlab.eval.loss import LossSum, total
-from lmlab.kernels.attention import dense, sdpa
 from lmlab.kernels.norm import fused_layer_norm, fused_rms_norm, layer_norm, rms_norm
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 from lmlab.model.init import table
-from lmlab.model.mask import CAUSAL, window
+from lmlab.model.mask import CAUSAL, Mask, window
 from lmlab.model.pos import Rope, alibi_slopes
 from lmlab.registry import make
 from lmlab.train.spec import Cosine
@@ -28,31 +27,36 @@ from tests.composed import arch, model
 
 CPU = torch.device("cpu")
 OPS = resolve(Auto(), CPU, torch.float64)
+BACKENDS = ["dense", "sdpa", "tiled"]
 
 
 @pytest.mark.parametrize(("q", "k", "counts"), [(2, 5, [4, 5]), (1, 5, [5])])
 def test_causal_with_earlier_keys_is_aligned_bottom_right(q, k, counts):
-    assert CAUSAL.render(q, k, CPU)[0, 0].sum(-1).tolist() == counts
+    assert CAUSAL.scores().seen(range(q), range(k), q, k, CPU)[0, 0].sum(-1).tolist() == counts
 
 
 def test_window_3_of_5_tokens_has_row_counts_1_2_3_3_3():
-    assert (CAUSAL & window(3)).render(5, 5, CPU)[0, 0].sum(-1).tolist() == [1, 2, 3, 3, 3]
+    seen = (CAUSAL & window(3)).scores().seen(range(5), range(5), 5, 5, CPU)
+    assert seen[0, 0].sum(-1).tolist() == [1, 2, 3, 3, 3]
 
 
-@pytest.mark.parametrize("attention", [dense, sdpa])
-def test_scores_1000_1001_999_do_not_overflow(attention):
+def attended(backend, q, k, v, mask):
+    rendered = OPS.render[backend](mask.scores(), q.shape[1], k.shape[1], q.dtype, CPU)
+    return OPS.attention[backend](q, k, v, mask.scores(), rendered, scale=1.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_1000_1001_999_do_not_overflow(backend):
     keys = torch.tensor([1000.0, 1001.0, 999.0]).view(1, 3, 1, 1)
-    out = attention(
-        torch.ones(1, 1, 1, 1), keys, torch.eye(3).view(1, 3, 1, 3), mask=None, causal=False, scale=1.0, dropout=0.0
-    )
+    out = attended(backend, torch.ones(1, 1, 1, 1), keys, torch.eye(3).view(1, 3, 1, 3), Mask())
     assert out.flatten().tolist() == pytest.approx([0.244728, 0.665241, 0.090031], abs=1e-4)
 
 
 def test_gqa_query_head_h_reads_kv_head_h_over_group():
     q, k = torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 2, 2)
     v = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).view(1, 1, 2, 2)
-    for attention in (dense, sdpa):
-        out = attention(q, k, v, mask=None, causal=True, scale=1.0, dropout=0.0)
+    for backend in BACKENDS:
+        out = attended(backend, q, k, v, CAUSAL)
         assert out[0, 0, :, 0].tolist() == [0, 0, 1, 1]
 
 

@@ -71,13 +71,15 @@ def compositions(
     user = user_conf(config_dir)
     parts = {g: {label: entry.make() for label, entry in sorted(entries(g, user).items())} for g in GROUPS}
     others = {g: [(label, part) for label, part in parts[g].items() if label != defaults()[g]] for g in GROUPS}
+    chosen: dict[str, Any]
     yield "the base", tuple(words), base
     for group in GROUPS:
         for label, part in others[group]:
-            yield f"{group}={label}", (*words, f"{group}={label}"), dataclasses.replace(base, **{group: part})
+            chosen = {group: part}
+            yield f"{group}={label}", (*words, f"{group}={label}"), dataclasses.replace(base, **chosen)
     for one, two in itertools.combinations(GROUPS, 2):
         for (a, part_a), (b, part_b) in itertools.product(others[one], others[two]):
-            chosen: dict[str, Any] = {one: part_a, two: part_b}
+            chosen = {one: part_a, two: part_b}
             yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen)
 
 

@@ -21,8 +21,9 @@ from lmlab.check.composed import VOCAB, Composed, randomized
 from lmlab.check.rows import Row
 from lmlab.check.small import given
 from lmlab.config.amend import quoted
-from lmlab.config.fields import Field, fields
+from lmlab.config.fields import Field, fields, problem
 from lmlab.config.tree import Experiment
+from lmlab.errors import LmlabError
 from lmlab.kernels.resolve import resolve
 from lmlab.model.transformer import Transformer
 
@@ -88,16 +89,19 @@ class Flag(NamedTuple):
         return f"{self.group}.{self.name}"
 
 
-def dead_flags(words: Sequence[str], experiment: Experiment, planned: Planned, config_dir: Optional[str] = None) -> Row:
+def dead_flags(
+    words: Sequence[str],
+    experiment: Experiment,
+    planned: Planned,
+    config_dir: Optional[str] = None,
+    groups: Sequence[str] = GROUPS,
+) -> Row:
     """words: what composed the experiment. The row fails with the fields that nobody reads."""
-    flags = list(_flags(experiment))
-    undeclared = [f.key for f in flags if not f.values]
-    values, errors = _composed(words, [f for f in flags if f.values], config_dir)
-    watch, dead, refused, alive = Watch(planned), list(errors), [], 0
-    for flag in flags:
-        if flag.key not in values:
-            continue
-        outcome = _tried(experiment, flag, values[flag.key], watch)
+    flags = list(_flags(experiment, groups))
+    undeclared, declared = [f.key for f in flags if not f.values], [f for f in flags if f.values]
+    watch, dead, refused, alive = Watch(planned), _lost(words, declared, config_dir), [], 0
+    for flag in declared:
+        outcome = _tried(experiment, flag, watch)
         alive += outcome == ""
         if outcome == "dead":
             dead.append(flag.key)
@@ -105,42 +109,35 @@ def dead_flags(words: Sequence[str], experiment: Experiment, planned: Planned, c
             refused.append(f"{flag.key} ({outcome})")
     figure = f"{alive} fields change something"
     figure += f"; refused here: {', '.join(refused)}" if refused else ""
-    wrong = [f"nobody reads {', '.join(dead)}"] * bool(dead) + [f"no probe declared: {', '.join(undeclared)}"] * bool(
-        undeclared
-    )
+    told = (("nobody reads", dead), ("no probe declared:", undeclared))
+    wrong = [f"{what} {', '.join(named)}" for what, named in told if named]
     return Row("dead flags", "fail" if wrong else "pass", figure, "; ".join(wrong))
 
 
-def _flags(experiment: Experiment) -> Iterator[Flag]:
-    for group in GROUPS:
+def _flags(experiment: Experiment, groups: Sequence[str]) -> Iterator[Flag]:
+    for group in groups:
         part = getattr(experiment, group)
         for name, field in fields(type(part)).items():
             if field.identity:
                 probe = PROBES.get(f"{group}.{name}") if field.probe is None else field.probe
-                tried = () if probe is None else (probe, *_others(field))
+                tried = () if probe is None else (probe, *_others(field, probe))
                 yield Flag(group, name, field, tuple(v for v in tried if v != getattr(part, name)))
 
 
-def _others(field: Field) -> list[Any]:
-    """Instead of a probe that the composition has already."""
-    return [field.default, *field.choices]
+def _others(field: Field, probe: Any) -> list[Any]:
+    """Where the probe is what the composition has, is refused, or happens to change nothing (a width that is a multiple
+    of it already): the default, the other choices, half as much again."""
+    number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
+    more = [type(probe)(probe * 1.5)] if number else []
+    return [field.default, *field.choices, *(v for v in more if problem(v, field) is None)]
 
 
-def _composed(
-    words: Sequence[str], flags: Sequence[Flag], config_dir: Optional[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """The value that each field has once its words are composed with the others', and the words that went wrong."""
+def _lost(words: Sequence[str], flags: Sequence[Flag], config_dir: Optional[str]) -> list[str]:
+    """The words that, composed with all others, do not become the field's value."""
     typed = {f.key: f"{f.key}={quoted(f.values[0])}" for f in flags}
-    values: dict[str, Any] = {}
-    lost: list[str] = []
     found = _typed([*words, *typed.values()], config_dir)
-    for flag in flags:
-        value = None if found is None else getattr(getattr(found, flag.group), flag.name)
-        if found is not None and value == flag.values[0]:
-            values[flag.key] = value
-        else:
-            lost.append(f"{flag.key} ({typed[flag.key]} does not arrive)")
-    return values, lost
+    wrong = [f.key for f in flags if found is None or getattr(getattr(found, f.group), f.name) != f.values[0]]
+    return [f"{key} ({typed[key]} does not arrive)" for key in wrong]
 
 
 def _typed(words: Sequence[str], config_dir: Optional[str]) -> Optional[Experiment]:
@@ -154,18 +151,30 @@ def _typed(words: Sequence[str], config_dir: Optional[str]) -> Optional[Experime
     return Composer(catalogue.user_conf(config_dir)).compose(overrides)[0]
 
 
-def _tried(experiment: Experiment, flag: Flag, value: Any, watch: Watch) -> str:
-    """ "" when something changes, "dead" when nothing does, else why it is refused."""
-    refusal = ""
-    for candidate in (value, *(v for v in flag.values if v != value)):
+def _tried(experiment: Experiment, flag: Flag, watch: Watch) -> str:
+    """ "" when some value changes something, "dead" when none does, else why it is refused."""
+    refusal, dead = "", False
+    for value in flag.values:
         for base in _bases(experiment, flag):
-            probed = changed(base, {flag.key: candidate})
-            wrong = compat.check(base) or compat.check(probed)
-            if wrong or getattr(getattr(base, flag.group), flag.name) == candidate:
-                refusal = refusal or (wrong[0].message if wrong else "")
-                continue
-            return "" if watch.differ(base, probed, flag.group) else "dead"
-    return refusal or "no other value"
+            probed = changed(base, {flag.key: value})
+            if wrong := _refused(flag, watch, base, probed):
+                refusal = refusal or wrong
+            elif base != probed:
+                if watch.differ(base, probed, flag.group):
+                    return ""
+                dead = True
+    return "dead" if dead else refusal or "it has no other value"
+
+
+def _refused(flag: Flag, watch: Watch, *experiments: Experiment) -> str:
+    """What the first of them that can't be built is told."""
+    for experiment in experiments:
+        if wrong := compat.check(experiment):
+            return wrong[0].message
+        built = watch.look(shapes, experiment, flag.group) if flag.group in SHAPES_THE_MODEL else None
+        if isinstance(built, str):
+            return built
+    return ""
 
 
 def _bases(experiment: Experiment, flag: Flag) -> Iterator[Experiment]:
@@ -200,12 +209,16 @@ class Watch:
 
     def differ(self, a: Experiment, b: Experiment, group: str) -> bool:
         looks = [shapes, behaviour] if group in SHAPES_THE_MODEL else []
-        return any(self._look(look, a, group) != self._look(look, b, group) for look in (*looks, self.planned))
+        return any(self.look(look, a, group) != self.look(look, b, group) for look in (*looks, self.planned))
 
-    def _look(self, look: Callable[..., Any], experiment: Experiment, group: str) -> Any:
+    def look(self, look: Callable[..., Any], experiment: Experiment, group: str) -> Any:
+        """What `look` sees of the experiment, or the message it is refused with: that is not silence."""
         key = (look.__name__, group if look is self.planned else "", repr(experiment))
         if key not in self.seen:
-            self.seen[key] = look(experiment, group)
+            try:
+                self.seen[key] = look(experiment, group)
+            except LmlabError as error:
+                self.seen[key] = error.message
         return self.seen[key]
 
 

@@ -33,7 +33,7 @@ def check(
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the rows as JSON on stdout")] = False,
 ) -> None:
-    """Check the composed model: causality, formulas, packing, gradients, kernels, dead flags. Exit 1 when a row fails."""
+    """Check the composed model: formulas, causality, packing, gradients, kernels, dead flags. Exit 1 if a row fails."""
     words = overrides or []
     failed = _everything(words, config_dir, as_json) if everything else _one(words, config_dir, as_json)
     raise typer.Exit(1 if failed else 0)

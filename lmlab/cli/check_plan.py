@@ -11,7 +11,7 @@ import torch
 from lmlab import compat
 from lmlab.check.composed import VOCAB, T, rows
 from lmlab.check.flags import digest
-from lmlab.check.small import small
+from lmlab.check.small import given, small
 from lmlab.cli import plan as planning
 from lmlab.cli.run_one import Share
 from lmlab.config.tree import Experiment
@@ -33,7 +33,8 @@ def planned(experiment: Experiment, group: str) -> Any:
         prepared: Any = SimpleNamespace(
             tokenizer=SimpleNamespace(vocab_size=VOCAB), train=SimpleNamespace(n_tokens=10**6)
         )
-        plan = planning.make(dataclasses.replace(experiment, device="cpu"), prepared, share=ENOUGH)
+        shallow = given(experiment.model, n_layers=min(2, experiment.model.n_layers))
+        plan = planning.make(dataclasses.replace(experiment, model=shallow, device="cpu"), prepared, share=ENOUGH)
         return plan.resolved(), plan.memory.n_micro, experiment.train.max_minutes if plan.steps is None else None
     return trained(experiment)
 

@@ -1,5 +1,6 @@
-"""`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data; with --probe what
-goes on inside the model, layer by layer.
+"""`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data.
+
+With --probe also what goes on inside the model, layer by layer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="and look inside: activations and attention per layer")
-    ] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="look inside as well, layer by layer")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest finished one."""

@@ -3,7 +3,8 @@
     6 · N_matmul + 6 · L · H · C · T      (Kaplan et al. 2020, arXiv 2001.08361, with the causal half of attention)
 
 N_matmul: parameters that multiply activations. The head always counts (a tied embedding once, as the head); looking up
-an embedding or a position costs nothing. A window replaces T/2 by the mean number of keys a query attends to.
+an embedding or a position costs nothing. A window replaces T/2 by the mean number of keys a query attends to; an
+attention of other shape than H heads of C channels says what a key costs (`context_flops`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def palm_flops_per_token(model: nn.Module, arch: Arch) -> float:
 
 
 def _attention(arch: Arch) -> float:
-    m = arch.model
-    context = mean_context(m.seq_len, getattr(arch.attn, "window", None))
-    return 12 * m.n_layers * m.n_heads * arch.head_dim() * context
+    """Scores and their sum over values, forward and backward, by the pairs that each layer's window leaves."""
+    m, attn = arch.model, arch.attn
+    contexts = sum(mean_context(m.seq_len, attn.layer_window(layer)) for layer in range(m.n_layers))
+    return 3 * attn.context_flops(m.d_model, m.n_heads) * contexts

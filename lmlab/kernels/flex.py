@@ -95,6 +95,5 @@ def flex(
         raise LmlabError("attn.backend=flex has no backward on the CPU", "use attn.backend=tiled or dense")
     attend: Any = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     score_mod = _score_mod(scores) if scores.biased or scores.softcap is not None else None
-    grouped = q.shape[1] != k.shape[1]
-    out: Tensor = attend(q, k, v, score_mod, rendered, scale, grouped)
+    out: Tensor = attend(q, k, v, score_mod, rendered, scale, enable_gqa=q.shape[1] != k.shape[1])
     return out.transpose(1, 2)

@@ -141,8 +141,9 @@ class DyT(Norm):
         return {"alpha": Rule(self.start, 0.0)}
 
     def forward(self, x: Tensor) -> Tensor:
-        squashed = torch.tanh(self.alpha.to(wide(x.dtype)) * x).to(self.weight.dtype) * self.weight
-        return squashed if self.bias is None else squashed + self.bias
+        dtype = wide(x.dtype)
+        squashed = torch.tanh(self.alpha.to(dtype) * x) * self.weight.to(dtype)
+        return (squashed if self.bias is None else squashed + self.bias.to(dtype)).to(self.weight.dtype)
 
 
 class NoNorm(Norm):

@@ -242,6 +242,10 @@ class AttnSpec(Spec):
         """K, the number of key/value heads."""
         return n_heads
 
+    def context_flops(self, d_model: int, n_heads: int) -> float:
+        """Forward FLOPs of one query per key it attends to, all heads: 2·(channels of k + channels of v) each."""
+        return 2 * n_heads * (self.head_size(d_model, n_heads) + self.value_size(d_model, n_heads))
+
     def layer_window(self, layer: int) -> Optional[int]:
         """The window of a layer, None where it sees everything."""
         full = self.pattern is not None and self.pattern[layer % len(self.pattern)] == "L"
@@ -280,6 +284,10 @@ class HeadsSpec(AttnSpec):
 
     def head_size(self, d_model: int, n_heads: int) -> int:
         return self.head_dim if self.head_dim is not None else d_model // n_heads
+
+    def context_flops(self, d_model: int, n_heads: int) -> float:
+        """Shaped attention attends twice."""
+        return super().context_flops(d_model, n_heads) * (2 if self.weights == "shaped" else 1)
 
 
 @option("attn", "mha", build="lmlab.model.attn:Attention")
@@ -335,6 +343,12 @@ class MLA(AttnSpec):
 
     def value_size(self, d_model: int, n_heads: int) -> int:
         return self.v_dim if self.v_dim is not None else d_model // n_heads
+
+    def context_flops(self, d_model: int, n_heads: int) -> float:
+        """The absorbed form attends in the latent: its keys are kv_rank + rope_dim wide, its values kv_rank."""
+        if self.form == "naive":
+            return super().context_flops(d_model, n_heads)
+        return 2 * n_heads * (2 * self.latent_size(d_model) + self.rotary_size(d_model, n_heads))
 
 
 # ---------------------------------------------------------------- ffn

@@ -20,6 +20,7 @@ from lmlab.report.model import Arm, Report, Run
 from lmlab.report.notes import notes
 from lmlab.report.sources import Selection
 from lmlab.report.tables import make_tables
+from lmlab.report.why import why
 
 
 def build(selection: Selection, outside: Outside, *, baseline: str | None = None, hash_of: HashOf = unknown) -> Report:
@@ -49,6 +50,7 @@ def build(selection: Selection, outside: Outside, *, baseline: str | None = None
         notes=[*said, *left_out],
         curves=drawn,
         common=common(axes, arms),
+        why=why(arms),
     )
 
 

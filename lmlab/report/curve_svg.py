@@ -65,8 +65,9 @@ def nice_ticks(low: float, high: float, n: int = N_TICKS) -> list[float]:
 
 
 def axis_ticks(name: str, low: float, high: float) -> Ticks:
-    """Ticks of an x axis (tokens as k, M, B; FLOPs by a power of ten) or of a loss."""
+    """Ticks of an x axis (tokens as k, M, B; FLOPs by a power of ten; whole layers) or of a loss."""
     values = nice_ticks(low, high)
+    values = [v for v in values if name != "layer" or float(v).is_integer()]
     largest = max((abs(v) for v in values), default=0.0)
     if name == "tokens":
         size, suffix = next(

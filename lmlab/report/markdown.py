@@ -1,8 +1,9 @@
-"""A report as Markdown: the two tables, confounds, notes. What came from a run is escaped."""
+"""A report as Markdown: the two tables, what probes found, confounds, notes. What came from a run is escaped."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from lmlab.report.model import Report, Table
 
@@ -12,10 +13,17 @@ def render(report: Report) -> str:
     parts = [f"# {_plain(report.title)}", _about(report)]
     for table in report.tables:
         parts += [f"## {table.name.capitalize()}", _table(table)]
+    if report.why is not None:
+        said = _bullets([*report.why.findings, *report.why.notes])
+        parts += ["## Why: inside the models", *([said] if said else []), _table(report.why.table)]
     for title, lines in (("Confounds", report.confounds), ("Notes", report.notes)):
         if lines:
-            parts += [f"## {title}", "\n".join(f"* {_plain(line)}" for line in lines)]
+            parts += [f"## {title}", _bullets(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"* {_plain(line)}" for line in lines)
 
 
 def _about(report: Report) -> str:

@@ -120,6 +120,16 @@ class Table:
     rows: list[list[Cell]]
 
 
+@dataclass(frozen=True)
+class Why:
+    """What probes found inside the models: at the last step probed, over layers. Empty parts are left out."""
+
+    table: Table  # figure by figure, a row per arm
+    findings: list[str]  # what is out of the ordinary, with the arm and the figure
+    notes: list[str]  # arms without probes, other steps
+    profiles: list[Curve]  # figures against the layer: x_name is `layer`, metric the figure
+
+
 @dataclass
 class Report:
     """Everything an output needs. `axes`: keys that differ between the arms, and only those."""
@@ -135,3 +145,4 @@ class Report:
     notes: list[str]  # damaged lines, runs left out, what ± means
     curves: list[Curve]
     common: dict[str, Any] = field(default_factory=dict)  # what all arms share, of what differs from the default
+    why: Why | None = None  # None where no run was probed

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lmlab.report import palette
+from lmlab.report import page_why, palette
 from lmlab.report.captions import above_the_frame, and_, part_of_val, unfinished, warning
 from lmlab.report.curve_svg import AXES, METRICS, Frame, diverged, draw, frame, thinned
 from lmlab.report.model import Arm, Cell, Column, Curve, Report, Table
@@ -40,6 +40,7 @@ def render(report: Report) -> str:
         warnings=_warnings(report.confounds),
         tables_arms=_arms(report, by_name.get("arms"), looks),
         curves=_curves(report, figures, looks),
+        why=page_why.section(report, looks, _table(report.why.table) if report.why is not None else ""),
         tables_runs=_runs(by_name.get("runs")),
         notes=_list("notes", "Notes", report.notes),
         source=f"<code>{escape(report.source)}</code>",

@@ -80,6 +80,7 @@ def as_json(report: Report) -> str:
         "confounds": report.confounds,
         "notes": report.notes,
         "curves": [asdict(curve) for curve in report.curves],
+        "why": asdict(report.why) if report.why is not None else None,
     }
     return to_json(body, indent=1) + "\n"
 

@@ -1,4 +1,4 @@
-"""A report in the terminal: the arms, the runs that did not go well, confounds, notes.
+"""A report in the terminal: the arms, the runs that did not go well, what probes found, confounds, notes.
 
 On a terminal columns that do not fit are left out, least important first, and said; a very narrow one gets a block per
 arm. Elsewhere columns are aligned and nothing is cut, for grep and awk.
@@ -13,16 +13,18 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lmlab.report.model import Cell, Column, Report, Table
+from lmlab.report.model import Cell, Column, Report, Table, Why
 
 GAP = "  "
 MAX_RUNS = 20
+MAX_BESIDE = 6  # arms that have a column of their own
 # Left out first to last when there is no room.
 SPARE = (
     *("peak_memory_bytes", "tokens", "seeds", "best_val_bits_per_byte", "test_bits_per_byte", "parameters"),
     *("tokens_per_s",),
 )
 SPARE_OF_RUNS = ("arm", "seed")
+SPARE_OF_WHY = ("lowest_layer", "lowest")
 FOLDED = {"arm": 24, "run": 28, "problem": 30}  # columns of words may be folded down to so many characters
 STYLES = {"bad": "red", "warn": "yellow", "baseline": "bold"}
 
@@ -41,6 +43,8 @@ def show(report: Report, console: Console) -> None:
         _table(console, Table(runs.name, troubled.columns, troubled.rows[:MAX_RUNS]))
         if (more := len(troubled.rows) - MAX_RUNS) > 0:
             _line(console, Text(f"… and {more} more"))
+    if report.why is not None:
+        show_why(report.why, console)
     for mark, style, lines in (("confound: ", "yellow", report.confounds), ("note: ", "dim", report.notes)):
         if lines:
             _line(console, Text(""))
@@ -52,6 +56,28 @@ def show_arms(report: Report, console: Console) -> None:
     """The table of arms alone."""
     arms = _named(report, "arms")
     _table(console, arms, by_label(arms, report))
+
+
+def show_why(why: Why, console: Console) -> None:
+    """What probes found inside the models."""
+    _line(console, Text(""))
+    _line(console, Text("why: inside the models, at the last step probed", style="bold"))
+    wide = side_by_side(why.table)
+    _table(console, *([wide] if len(wide.columns) <= 1 + MAX_BESIDE else []), why.table)
+    for mark, style, lines in (("why: ", "cyan", why.findings), ("note: ", "dim", why.notes)):
+        for line in lines:
+            _line(console, Text.assemble((mark, style), line))
+
+
+def side_by_side(table: Table) -> Table:
+    """The table of probes with a row per figure and a column per arm: the mean over layers, and the highest."""
+    arms = list(dict.fromkeys(row[1].text for row in table.rows))
+    rows: dict[str, list[Cell]] = {}
+    for figure, _, mean, *_, highest, layer in table.rows:
+        text = mean.text if highest.value is None else f"{mean.text} | {highest.text} ({layer.text})"
+        rows.setdefault(figure.text, [figure]).append(Cell(text, mean.value))
+    heads = [Column("arm", arm, True) for arm in arms]
+    return Table(table.name, (Column("figure", "mean | highest (in layer)"), *heads), list(rows.values()))
 
 
 def _named(report: Report, name: str) -> Table:
@@ -118,7 +144,7 @@ def _widths(table: Table) -> list[int]:
 
 def fitting(forms: Sequence[Table], width: int) -> tuple[Table, list[str]] | None:
     """(a form with as many columns as fit, titles of those left out); None when even the least is too wide."""
-    spare = SPARE if forms[0].name == "arms" else SPARE_OF_RUNS
+    spare = {"arms": SPARE, "why": SPARE_OF_WHY}.get(forms[0].name, SPARE_OF_RUNS)
     gone: list[str] = []
     for key in ("", *spare):
         gone += [column.title for column in forms[0].columns if column.key == key]

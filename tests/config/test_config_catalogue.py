@@ -51,11 +51,15 @@ def test_every_part_file_has_help_a_spec_and_fields_of_it(file: str) -> None:
 NEEDED = {"data=text": ["data.files=[a.txt]"], "data=hf": ["data.repo=a/b"], "tokenizer=hf": ["tokenizer.path=x"]}
 
 
-@pytest.mark.parametrize("nth", range(sum(max(len(entries(group)) for group in groups) for groups in (GROUPS, ("rope_scaling",)))))
+@pytest.mark.parametrize(
+    "nth", range(sum(max(len(entries(group)) for group in groups) for groups in (GROUPS, ("rope_scaling",))))
+)
 def test_every_part_file_composes_to_what_it_says(nth: int) -> None:
     """The nth of every group together: each is composed at least once."""
     chosen = {group: list(entries(group).values())[nth % len(entries(group))] for group in GROUPS}
-    if nth >= len(entries("rope_scaling")):  # each was taken once; they need pos=rope, and not every norm fits each block
+    if nth >= len(
+        entries("rope_scaling")
+    ):  # each was taken once; they need pos=rope, and not every norm fits each block
         chosen["rope_scaling"] = entries("rope_scaling")["none"]
     else:
         chosen["pos"] = entries("pos")["rope"]

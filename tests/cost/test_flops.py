@@ -39,3 +39,22 @@ def test_lookups_are_free_and_the_head_always_counts() -> None:
 def test_window_counts_attended_pairs() -> None:
     assert mean_context(5, 3) + 0.5 == (1 + 2 + 3 + 3 + 3) / 5
     assert mean_context(256, None) == mean_context(256, 256) == mean_context(256, 1000) == 128
+
+
+def attention_flops(*overrides: str) -> float:
+    """What depends on the context, in FLOP per token."""
+    model, arch = skeleton("model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.seq_len=256", *overrides)
+    return flops_per_token(model, arch) - 6 * matmul_parameters(model, tied=True)
+
+
+def test_attention_costs_what_its_heads_and_windows_attend_to() -> None:
+    plain = attention_flops()
+    assert plain == 6 * 2 * 64 * 256  # 6·L·H·C·T
+    assert attention_flops("attn=mqa") == plain
+    assert attention_flops("attn.weights=shaped") == 2 * plain
+    windowed = attention_flops("attn.window=32")
+    assert windowed == pytest.approx(plain * mean_context(256, 32) / 128)
+    assert attention_flops("attn.window=32", "attn.pattern=SL") == pytest.approx((plain + windowed) / 2)
+    # naive: keys 32 + 16 wide, values 32; absorbed: keys 16 + 16, values 16
+    assert attention_flops("attn=mla") == pytest.approx(plain * (48 + 32) / 64)
+    assert attention_flops("attn=mla", "attn.form=absorbed") == pytest.approx(plain * (32 + 16) / 64)

@@ -27,16 +27,19 @@ def attend(backend, q, k, v, scores, scale, dropout=0.0):
     return attention(q, k, v, scores, rendered, scale=scale, dropout=dropout)
 
 
-def sees(scores, b, t, s, own):
-    """Whether row b's query t, which is key `own`, sees key s."""
-    window = scores.window is None or s > own - scores.window
-    causal = not scores.causal or s <= own
-    valid = scores.valid_BS is None or scores.valid_BS[b, s]
-    return window and causal and valid and (scores.documents is None or _ids(scores.documents, b, t, s))
-
-
-def _ids(pair, b, t, s):
-    return pair[0][b % len(pair[0]), t] == pair[1][b % len(pair[1]), s]
+def _seen(scores, b, t, S, own):
+    """The keys that row b's query t, which is key `own`, sees."""
+    keys = range(S)
+    if scores.causal:
+        keys = [s for s in keys if s <= own]
+    if scores.window is not None:
+        keys = [s for s in keys if s > own - scores.window]
+    if scores.documents is not None:
+        q, k = (x[b % len(x)].tolist() for x in scores.documents)
+        keys = [s for s in keys if q[t] == k[s]]
+    if scores.valid_BS is not None:
+        keys = [s for s in keys if scores.valid_BS[b, s]]
+    return list(keys)
 
 
 def bias_by_hand(scores, b, h, t, keys):
@@ -51,9 +54,9 @@ def by_hand(q, k, v, scores, scale):
     """One head and one query at a time."""
     (B, T, H, _), S = q.shape, k.shape[1]
     rows = []
+    seen = {(b, t): _seen(scores, b, t, S, t + S - T) for b in range(B) for t in range(T)}
     for b, t, h in itertools.product(range(B), range(T), range(H)):
-        head = h // (H // k.shape[2])
-        keys = [s for s in range(S) if sees(scores, b, t, s, t + S - T)]
+        head, keys = h // (H // k.shape[2]), seen[b, t]
         if not keys:
             rows.append(v.new_zeros(v.shape[-1]))
             continue

@@ -13,6 +13,8 @@ from tests.composed import grads, model, rows, same_grads
 CASES = {
     "bf16-prenorm-rope": {"block": "prenorm", "pos": "rope", "attn": "gqa"},
     "bf16-postnorm-alibi": {"block": "postnorm", "pos": "alibi", "norm": "layernorm", "ffn": "gelu"},
+    "bf16-sandwich-t5-softcap": {"block": "sandwich", "pos": "t5", "attn": ("gqa", {"softcap": 5.0}), "ffn": "geglu"},
+    "bf16-deepnorm-mla-tiled": {"block": "deepnorm", "attn": ("mla", {"backend": "tiled"})},
     "fp32-postnorm-rope": {"block": "postnorm", "norm": "layernorm", "attn": ("gqa", {"qk_norm": "head"})},
 }
 

@@ -11,6 +11,7 @@ from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model.init import Rule, draw_, table, z
 from lmlab.model.transformer import build
+from lmlab.registry import OPTIONS
 from tests.composed import arch, model, rows
 
 VARIANTS = [
@@ -20,6 +21,9 @@ VARIANTS = [
     {"norm": "layernorm"},
     {"block": "postnorm"},
     {"model": {"tie_embeddings": False}},
+    {"block": "sandwich"},
+    {"block": "parallel"},
+    {"pos": "t5"},
 ]
 
 
@@ -90,7 +94,10 @@ def test_standard_deviations_are_the_table():
 @pytest.mark.parametrize("pos", ["rope", "learned", "sinusoidal"])
 @pytest.mark.parametrize(
     ("block", "tied", "allowed"),
-    [("prenorm", False, 0.15), ("postnorm", False, 0.15), ("prenorm", True, 0.3), ("postnorm", True, 0.3)],
+    [
+        *((block, tied, 0.3 if tied else 0.15) for block in ("prenorm", "postnorm") for tied in (False, True)),
+        *((block, True, 0.3) for block in OPTIONS["block"] if block not in ("prenorm", "postnorm")),
+    ],
 )
 def test_the_first_loss_is_near_ln_v(d_model, pos, block, tied, allowed):
     vocab = 2048
@@ -105,6 +112,44 @@ def test_the_first_loss_is_near_ln_v(d_model, pos, block, tied, allowed):
     with torch.no_grad():
         loss = net(tokens, positions, targets_BT=tokens.roll(-1, 1)).loss.item() / tokens.numel()
     assert abs(loss - math.log(vocab)) < allowed
+
+
+def test_deepnorm_is_xavier_with_gain_beta_on_what_makes_values_and_ffn():
+    net = model(torch.float32, block="deepnorm", attn="gqa", model={"n_layers": 4, "d_model": 128})
+    rules = table(net)
+    for name, p in net.blocks[2].named_parameters():
+        if p.ndim == 2:
+            gain = 1.0 if name in ("attn.q.weight", "attn.k.weight") else 0.42045
+            want = gain * math.sqrt(2 / (p.shape[0] + p.shape[1]))
+            assert rules[f"blocks.2.{name}"].std == pytest.approx(want, rel=1e-4), name
+            assert p.std().item() == pytest.approx(want, rel=0.05), name
+    assert rules["embed.weight"].std == 0.02
+    latent = model(torch.float32, block="deepnorm", attn=("mla", {"q_rank": 8}))
+    attn, stds = latent.blocks[0].attn, table(latent)
+    gains = {
+        n: stds[f"blocks.0.attn.{n}"].std / math.sqrt(2 / sum(p.shape))
+        for n, p in attn.named_parameters()
+        if p.ndim == 2
+    }
+    assert {n for n, gain in gains.items() if gain == pytest.approx(0.5)} == {"v_up.weight", "o.weight"}
+    assert table(model(block=("deepnorm", {"beta": 0.1})))["blocks.0.ffn.up.weight"].std == pytest.approx(
+        0.1 * math.sqrt(2 / (64 + 176))
+    )
+
+
+def test_scales_that_do_not_start_at_1():
+    net = model(
+        torch.float32,
+        block="simplified",
+        norm=("rmsnorm", {"offset": 1}),
+        pos="t5",
+        attn=("mha", {"weights": "shaped"}),
+    )
+    block = net.blocks[0]
+    assert (block.beta_attn.item(), round(block.beta_ffn.item(), 6)) == (1.0, 0.1)
+    assert (block.attn.mix == 1).all()
+    for p in (block.attn.q.weight, block.norm1.weight, net.pos.weight):
+        assert (p == 0).all()
 
 
 def test_a_part_may_bring_rules_of_its_own():

@@ -1,0 +1,176 @@
+"""Each planted fault is caught by the row named for it, and the same row passes on the code as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmlab.check.flags import GROUPS, dead_flags
+from lmlab.check.rows import Row
+from lmlab.cli.check_plan import planned
+from lmlab.config.load import load
+from lmlab.kernels import attention
+from lmlab.kernels.attention import probabilities
+from lmlab.model import attn, block, pos
+from lmlab.model.attn import SoftmaxAttention, View
+from lmlab.model.mask import Mask
+from lmlab.model.transformer import Transformer
+from tests.check.conftest import row_of
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Change = Callable[[SoftmaxAttention, Tensor, Tensor, Tensor, View], tuple[Tensor, Tensor, Tensor]]
+
+
+def window_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attn, "window", lambda size: Mask())
+
+
+def mask_after_softmax(patch: pytest.MonkeyPatch) -> None:
+    def late(q: Tensor, k: Tensor, v: Tensor, scores: Any, rendered: Any, *, scale: float, dropout: float = 0.0) -> Any:
+        T, S = q.shape[1], k.shape[1]
+        _, probs = probabilities(q, k, scores._replace(causal=False), scale=scale)
+        return torch.einsum("bhts,bshc->bthc", probs * scores.seen(range(T), range(S), T, S, q.device), v)
+
+    patch.setattr(attention, "sdpa", late)
+
+
+def positions_run_on_in_a_pack(patch: pytest.MonkeyPatch) -> None:
+    forward = Transformer.forward
+
+    def running(self: Transformer, tokens: Tensor, positions: Tensor, **more: Any) -> Any:
+        if more.get("documents_BT") is not None:
+            positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        return forward(self, tokens, positions, **more)
+
+    patch.setattr(Transformer, "forward", running)
+
+
+def handed_to_the_backend(patch: pytest.MonkeyPatch, change: Change) -> None:
+    attend = SoftmaxAttention.attend
+
+    def faulty(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        return attend(self, *change(self, q, k, v, view), view)
+
+    patch.setattr(SoftmaxAttention, "attend", faulty)
+
+
+def v_rotated(patch: pytest.MonkeyPatch) -> None:
+    handed_to_the_backend(patch, lambda self, q, k, v, view: (q, k, self.rotate(v, view)))
+
+
+def scale_squared(patch: pytest.MonkeyPatch) -> None:
+    handed_to_the_backend(patch, lambda self, q, k, v, view: (q * self.scale, k, v))
+
+
+def kv_tiled(patch: pytest.MonkeyPatch) -> None:
+    def tiled(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
+        times = q.shape[2] // k.shape[2]
+        return q, k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1)
+
+    handed_to_the_backend(patch, tiled)
+
+
+def alpha_on_one_residual(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Tensor, view: Any, valid: Any = None, cache: Any = None) -> Any:
+        _, x = self.norm1.add(x, self.attn(x, view, cache), self.alpha)
+        branch, stats = self.ffn(x, valid)
+        return self.norm2.add(x, branch)[1], stats
+
+    patch.setattr(block.PostNorm, "forward", forward)
+
+
+def positions_in_bf16(patch: pytest.MonkeyPatch) -> None:
+    angles = pos.Angles.__call__
+    patch.setattr(pos.Angles, "__call__", lambda self, positions: angles(self, positions.bfloat16().long()))
+
+
+FAULTS: list[tuple[Plant, str, str, str]] = [
+    (window_ignored, "attn.window=64", "causality", "windows allow"),
+    (mask_after_softmax, "", "causality", "position"),
+    (mask_after_softmax, "", "causality by gradient", "gradient at later tokens"),
+    (positions_run_on_in_a_pack, "pos=learned", "packed = alone", "off by"),
+    (positions_run_on_in_a_pack, "pos=sinusoidal", "packed = alone", "off by"),
+    (v_rotated, "", "shift", "off by"),
+    (kv_tiled, "attn=gqa", "oracle", "off by"),
+    (scale_squared, "", "oracle", "off by"),
+    (alpha_on_one_residual, "block=deepnorm", "oracle", "off by"),
+    (positions_in_bf16, "", "oracle", "(far positions)"),
+]
+NAMES = [f"{plant.__name__} {line} {name}" for plant, line, name, _ in FAULTS]
+
+
+@pytest.mark.parametrize(("plant", "line", "name", "told"), FAULTS, ids=NAMES)
+def test_a_fault_is_caught_by_its_row(
+    plant: Plant, line: str, name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = row_of(line, name)
+    assert healthy.state == "pass", healthy
+    plant(monkeypatch)
+    found = row_of(line, name)
+    assert found.state == "fail"
+    assert told in found.figure
+
+
+PLUGIN = """
+from typing import Optional
+import torch
+from lmlab.model.attn import Attention
+from lmlab.model.mask import CAUSAL
+from lmlab.model.spec import MHA
+from lmlab.registry import option, setting
+
+@option("attn", "{name}", build="{name}:Mine")
+class Spec(MHA):
+    temperature: float = setting(1.0, "divides the scores", gt=0, probe=2.0)
+    {field}
+
+class Mine(Attention):
+    def __init__(self, spec, dims, ops, layer=None):
+        super().__init__(spec, dims, ops, layer)
+        self.scale = self.scale / spec.temperature
+        {body}
+"""
+
+
+def plugin(folder: Path, name: str, *, field: str = "", body: str = "pass") -> str:
+    (folder / f"{name}.py").write_text(PLUGIN.format(name=name, field=field or "pass", body=body))
+    return f"plugins=['{folder / name}.py'] attn={name}"
+
+
+def test_a_window_that_a_plugin_ignores_is_caught(tmp_path: Path) -> None:
+    healthy = plugin(tmp_path, "keeps_window")
+    assert row_of(f"{healthy} attn.window=64", "causality").state == "pass"
+    assert row_of(healthy, "oracle").reason == "attn=keeps_window is not one of lmlab's own: no formula to compare with"
+    ignoring = plugin(tmp_path, "drops_window", body="self.window = None")
+    found = row_of(f"{ignoring} attn.window=64", "causality")
+    assert (found.state, "token 0 reaches position 23" in found.figure) == ("fail", True)
+
+
+def dead(line: str, groups: Sequence[str] = GROUPS) -> Row:
+    words = line.split()
+    return dead_flags(words, load(words).experiment, planned, groups=groups)
+
+
+def test_a_field_nobody_reads_is_named_in_a_plugin_too(tmp_path: Path) -> None:
+    unread = 'unread: int = setting(1, "nothing reads it", probe=2)'
+    unprobed = 'unprobed: int = setting(1, "read, but no probe says so")'
+    row = dead(plugin(tmp_path, "has_dead_field", field=f"{unread}\n    {unprobed}"), ("attn",))
+    assert row.state == "fail"
+    assert row.reason == "nobody reads attn.unread; no probe declared: attn.unprobed"
+
+
+def test_every_field_of_the_default_is_read() -> None:
+    row = dead("")
+    assert (row.state, row.reason) == ("pass", ""), row
+    assert "refused" not in row.figure
+    assert int(row.figure.split()[0]) >= 50
+
+
+def test_a_field_that_is_no_longer_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attn, "window", lambda size: Mask())
+    assert dead("", ("attn",)).reason == "nobody reads attn.window, attn.pattern"

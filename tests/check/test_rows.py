@@ -1,0 +1,188 @@
+"""The rows on healthy code: every option alone passes the quick ones, presets pass all; the small model keeps parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmlab.check import gate
+from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, asked
+from lmlab.check.composed import Composed
+from lmlab.check.everything import GROUPS, Task, answer, compositions, refusal
+from lmlab.check.rows import Row, distance, gradient_distance, judged, known
+from lmlab.check.small import T, small
+from lmlab.cli import check as command
+from lmlab.cli.check_plan import planned
+from lmlab.config.catalogue import entries
+from lmlab.config.load import load
+from lmlab.config.tree import Experiment
+from lmlab.errors import LmlabError
+from tests.check.conftest import row_of
+
+OPTIONS = [(group, label) for group in GROUPS for label in sorted(entries(group))]
+
+
+def composed(line: str = "") -> Experiment:
+    return load(line.split()).experiment
+
+
+@pytest.mark.parametrize(("group", "label"), OPTIONS, ids=[f"{g}={label}" for g, label in OPTIONS])
+def test_every_option_passes_the_quick_rows(group: str, label: str) -> None:
+    part: dict[str, Any] = {group: entries(group)[label].make()}
+    rows = asked(dataclasses.replace(composed(), **part), QUICK)
+    assert [row.name for row in rows] == list(QUICK)
+    assert [row for row in rows if row.state not in ("pass", "known")] == []
+    assert [row.name for row in rows if row.state == "known"] == (
+        ["causality in training"] if label == "batchnorm" else []
+    )
+
+
+@pytest.mark.parametrize("preset", sorted(entries("preset")))
+def test_every_preset_passes_every_row(preset: str) -> None:
+    rows = asked(composed(f"preset={preset}"), {n: a for n, a in ROWS.items() if n != "loss at step 0"})
+    assert [row for row in rows if row.state == "fail"] == []
+
+
+def test_a_known_failure_shows_the_edit_that_proves_it() -> None:
+    row = row_of("norm=batchnorm", "causality in training")
+    assert row.state == "known"
+    assert row.figure.startswith("token 12 edited, position ")
+    assert "later ones too" in row.reason
+    assert row_of("norm=batchnorm", "causality").state == "pass"
+    assert row_of("norm=batchnorm", "batched = alone").state == "pass"
+
+
+def test_what_does_not_apply_says_why() -> None:
+    assert row_of("pos=learned", "shift") == Row(
+        "shift", "n/a", "", "pos=learned adds something of each position to the embeddings"
+    )
+    assert row_of("", "cached = full").state == "n/a"
+
+
+def test_a_cap_that_keeps_attention_flat_is_said() -> None:
+    assert "a cap on the scores" in row_of("attn.softcap=0.05", "oracle").figure
+
+
+def test_the_loss_at_step_0_is_judged_by_ln_v() -> None:
+    assert row_of("model=nano", "loss at step 0").state == "pass"
+    by_hand = row_of("model=nano model.logit_scale=30", "loss at step 0")
+    assert (by_hand.state, by_hand.reason) == ("known", "model.logit_scale is set by hand")
+
+
+def test_a_wrong_initial_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmlab.model import block, init
+
+    monkeypatch.setattr(block, "xavier", lambda shape, gain: init.Rule(0.0, gain * 0.02))
+    row = row_of("block=deepnorm", "initial values")
+    assert (row.state, "by the rules" in row.reason) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "attn.window=128 attn.pattern=SSSSSL model=small",
+        "attn=gqa model.n_heads=32 model.d_model=1024 attn.n_kv_heads=8",
+        "attn=mla model=small pos.fraction=0.5",
+        "attn.head_dim=96 model.n_heads=12 model.d_model=768 ffn.d_ff=3000",
+        "pos=alibi model.n_heads=6 model.d_model=768",
+        "pos=learned pos.max_len=300",
+    ],
+)
+def test_small_keeps_parts_and_proportions(line: str) -> None:
+    arch = composed(line).arch
+    found = small(arch)
+    assert [type(getattr(found, f.name)) for f in dataclasses.fields(found)] == [
+        type(getattr(arch, f.name)) for f in dataclasses.fields(arch)
+    ]
+    m, H = arch.model, found.model.n_heads
+    assert found.model.d_model <= 128
+    assert found.model.seq_len == T
+    assert found.model.n_layers >= min(m.n_layers, len(getattr(arch.attn, "pattern", None) or "  "))
+    assert H // found.attn.kv_heads(H) == m.n_heads // arch.attn.kv_heads(m.n_heads)
+    net = Composed(composed(line)).build()
+    assert sum(p.numel() for p in net.parameters()) < 1_000_000
+
+
+def test_what_is_small_already_stays() -> None:
+    line = "model.d_model=32 model.n_heads=2 model.n_layers=2 model.seq_len=16 attn.window=4 attn.head_dim=6"
+    arch = composed(line).arch
+    assert small(arch) == arch
+
+
+def test_distances() -> None:
+    a = torch.tensor([100.0, 0.0])
+    assert distance(a + 1, a) == pytest.approx(0.01)
+    assert judged("x", float("nan")).state == "fail"
+    none = {"w": torch.ones(3), "b": torch.full((3,), 1e-18)}
+    assert gradient_distance({"w": torch.ones(3), "b": torch.zeros(3)}, none)[0] < 1e-14
+    assert gradient_distance({"w": torch.zeros(3), "b": torch.zeros(3)}, none) == (1.0, "w")
+    failure = Row("causality in training", "fail", "moved", "leak")
+    assert known(failure, {"causality": "why"}) == Row("causality in training", "known", "moved", "why")
+    assert known(failure, {"packed": "why"}) == failure
+
+
+def test_the_gate_asks_once_per_parts_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = gate.verdict(composed(), tmp_path, {})
+    assert [row.name for row in first] == list(QUICK)
+    monkeypatch.setattr(gate, "quick", lambda experiment: pytest.fail("asked again"))
+    assert gate.verdict(composed("lr=1e-4 train.max_steps=7"), tmp_path, {}) == first
+    keys = {gate.key(composed(line), {}) for line in ("", "norm.eps=1e-4", "kernels=reference", "attn.window=8")}
+    assert len({*keys, gate.key(composed(), {"mine.py": "x = 1"})}) == 5
+
+
+def test_the_gate_refuses_what_fails_and_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = Row("causality", "fail", "token 12 edited, position 3 moved by 1", "a token sees a later one")
+    monkeypatch.setattr(gate, "quick", lambda experiment: [bad])
+    for _ in range(2):
+        with pytest.raises(LmlabError, match="causality: token 12 edited, position 3 moved by 1") as caught:
+            gate.ensure(composed(), tmp_path, {})
+    assert caught.value.exit_code == 2
+    monkeypatch.undo()
+    assert gate.ensure(composed(), tmp_path, {}) == []
+    assert [row.name for row in gate.ensure(composed("norm=batchnorm"), tmp_path, {})] == ["causality in training"]
+
+
+def test_every_row_answers_or_is_one_of_its_own() -> None:
+    assert len(QUESTIONS) == 7
+    assert {name for _, names in QUESTIONS for name in names} <= {*ROWS, "dead flags"}
+
+
+def test_all_is_every_option_and_every_pair() -> None:
+    found = list(compositions(composed(), ()))
+    alone = [what for what, words, _ in found if words]
+    counts = {g: len(entries(g)) - 1 for g in GROUPS}
+    assert len(alone) == sum(counts.values())
+    pairs = sum(counts[a] * counts[b] for n, a in enumerate(GROUPS) for b in GROUPS[n + 1 :])
+    assert len(found) == 1 + len(alone) + pairs
+    by_name = {what: experiment for what, _, experiment in found}
+    assert refusal(by_name["pos=alibi rope_scaling=yarn"]) != ""
+    assert refusal(by_name["norm=dyt attn=mla"]) == ""
+    outcome = answer(Task("x", None, by_name["norm=batchnorm attn=mla"], None, planned))
+    assert (outcome.failed, [row.name for row in outcome.known]) == (
+        (),
+        ["causality in training", "micro-batches = whole"],
+    )
+    assert command.line(outcome).startswith("x: known causality in training (token ")
+
+
+def test_the_command_prints_rows_questions_and_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lmlab.cli.app import run
+
+    rows = [Row("oracle", "pass", "off by at most 1e-15"), Row("shift", "fail", "off by at most 0.3", "allowed 1e-10")]
+    monkeypatch.setattr(command, "all_rows", lambda words, config_dir: rows)
+    assert run(["check", "pos=rope"]) == 1
+    out = capsys.readouterr().out
+    assert "shift   fail   off by at most 0.3" in out
+    assert "does RoPE turn q and k only, and by distance alone?       shift fail, oracle pass" in out
+    monkeypatch.setattr(command, "all_rows", lambda words, config_dir: rows[:1])
+    assert run(["check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["figure"] == "off by at most 1e-15"
+    monkeypatch.undo()
+    assert run(["check", "pos=ropy"]) == 2
