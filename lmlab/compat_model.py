@@ -11,7 +11,6 @@ from lmlab.model.spec import (
     MLA,
     NTK,
     T5,
-    BatchNorm,
     DynamicNTK,
     FfnSpec,
     HeadsSpec,
@@ -256,12 +255,11 @@ def left_out(e: Experiment) -> Wrong | None:
     return None
 
 
-def known_failures(e: Experiment) -> list[str]:
-    """What is known to be wrong with parts that are there to be looked at: said before training, never refused."""
-    found = []
-    if isinstance(e.norm, BatchNorm):
-        found.append("norm=batchnorm is not causal in training: its statistics include later tokens (lmlab check)")
-    if isinstance(e.rope_scaling, DynamicNTK) and e.rope_scaling.original(e.model.seq_len) >= e.model.seq_len:
-        length = e.rope_scaling.original(e.model.seq_len)
-        found.append(f"rope_scaling=dynamic_ntk changes nothing in rows up to {length} tokens; it acts in longer ones")
-    return found
+def remarks(e: Experiment) -> list[str]:
+    """What is allowed and yet should be known before training."""
+    s, length = e.rope_scaling, e.model.seq_len
+    if isinstance(s, DynamicNTK) and s.original(length) >= length:
+        return [
+            f"rope_scaling=dynamic_ntk changes nothing in rows up to {s.original(length)} tokens, only in longer ones"
+        ]
+    return []

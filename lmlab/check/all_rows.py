@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
+
+import torch
 
 from lmlab.check import counts, invariants, kernels
 from lmlab.check.composed import Composed
@@ -63,7 +66,9 @@ def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None) -> list[
     built = attempted("the model", lambda: Row("the model", "pass", f"{len(c.declared)} known failures declared"))
     if built.state == "fail":
         return [built]
-    return [known(attempted(name, lambda a=ask: a(c)), c.declared) for name, ask in (wanted or ROWS).items()]  # type: ignore[misc]
+    with torch.random.fork_rng(devices=[]):
+        rows = [attempted(name, functools.partial(ask, c)) for name, ask in (wanted or ROWS).items()]
+    return [known(row, c.declared) for row in rows]
 
 
 def failed(rows: Iterable[Row]) -> list[Row]:

@@ -107,11 +107,9 @@ def dead_flags(
             dead.append(flag.key)
         elif outcome:
             refused.append(f"{flag.key} ({outcome})")
-    figure = f"{alive} fields change something"
-    figure += f"; refused here: {', '.join(refused)}" if refused else ""
-    told = (("nobody reads", dead), ("no probe declared:", undeclared))
-    wrong = [f"{what} {', '.join(named)}" for what, named in told if named]
-    return Row("dead flags", "fail" if wrong else "pass", figure, "; ".join(wrong))
+    told = (("nobody reads", dead), ("no probe declared:", undeclared), ("refused here:", refused))
+    reason = "; ".join(f"{what} {', '.join(named)}" for what, named in told if named)
+    return Row("dead flags", "fail" if dead or undeclared else "pass", f"{alive} fields change something", reason)
 
 
 def _flags(experiment: Experiment, groups: Sequence[str]) -> Iterator[Flag]:

@@ -61,9 +61,10 @@ def row_logits(config: Config, w: Mapping[str, Tensor], tokens: Tensor, row: Row
     model, D = config["model"], config["model"]["d_model"]
     root = math.sqrt(D)
     scale = root if model.get("embed_scale") == "sqrt_d_model" else 1.0
-    x = w["embed.weight"][tokens] * scale + added_positions(config["pos"], w, row.positions, D)
+    x = w["embed.weight"][tokens] * scale
     if model.get("embed_norm"):
         x = norm(config["norm"], w, "embed_norm", x)
+    x = x + added_positions(config["pos"], w, row.positions, D)
     for layer in range(model["n_layers"]):
         x = block(config, w, layer, x, row)
     ends_normed = config["block"]["name"] not in ("postnorm", "deepnorm")
@@ -141,7 +142,6 @@ def attention(config: Config, w: Mapping[str, Tensor], layer: int, x: Tensor, ro
         q, k, v, scale = plain_heads(config, w, at, x, row, placed)
     else:
         raise NoOracle("attn", spec["name"])
-    scale = spec["scale"] if spec.get("scale") is not None else scale
     outs = []
     for h in range(H):
         soft = attended(config, w, layer, h, q[h] * scale, k[h], v[h], row, placed)
@@ -210,7 +210,7 @@ def plain_heads(config: Config, w: Mapping[str, Tensor], at: str, x: Tensor, row
     vs = list(x.split(D // H, -1)) if whole else list(linear(w, f"{at}.v", x).split(C, -1))
     group = H // K
     values = vs if whole else [vs[h // group] for h in range(H)]
-    return qs, [ks[h // group] for h in range(H)], values, 1 / math.sqrt(C)
+    return qs, [ks[h // group] for h in range(H)], values, spec.get("scale") or 1 / math.sqrt(C)
 
 
 def latent_heads(config: Config, w: Mapping[str, Tensor], at: str, x: Tensor, row: Row, placed: bool) -> Heads:
@@ -232,4 +232,5 @@ def latent_heads(config: Config, w: Mapping[str, Tensor], at: str, x: Tensor, ro
     k_up = linear(w, f"{at}.k_up", latent).split(nope, -1)
     ks = [torch.cat([part, turn(shared)], -1) for part in k_up]
     vs = list(linear(w, f"{at}.v_up", latent).split(v_dim, -1))
-    return qs, ks, vs, (factor**2 if placed else 1) / math.sqrt(nope + turned)
+    scale = spec.get("scale") or 1 / math.sqrt(nope + turned)
+    return qs, ks, vs, scale * (factor**2 if placed else 1)

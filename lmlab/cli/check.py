@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lmlab.check.rows import Row
 
 EPILOG = (
-    "Examples: lmlab check · lmlab check norm=layernorm pos=alibi attn.window=64 · lmlab check plugins=[my_attn.py] "
+    "Examples: lmlab check · lmlab check norm=layernorm pos=alibi attn.window=64 · lmlab check plugins=\\[my_attn.py] "
     "attn=my_attn"
 )
 HEAD = ("row", "state", "figure", "")
@@ -71,7 +71,7 @@ def all_rows(words: Sequence[str], config_dir: str | None = None) -> list[Row]:
 
 def answered_by(names: Sequence[str], rows: dict[str, Row]) -> str:
     """`oracle pass, shift pass`."""
-    return ", ".join(f"{name} {rows[name].state}" for name in names if name in rows)
+    return ", ".join(f"{name} {rows[name].state}" for name in names if name in rows) or "not asked"
 
 
 def _everything(words: Sequence[str], config_dir: str | None, as_json: bool) -> bool:

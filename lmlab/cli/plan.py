@@ -61,6 +61,13 @@ class Plan:
         """The implementation behind each operation."""
         return {**self.ops.names, **self.skeleton.paths()}
 
+    def known_failures(self) -> dict[str, str]:
+        """What parts declare to be wrong with themselves, by the property that fails: {"causality": why}."""
+        found: dict[str, str] = {}
+        for module in self.skeleton.modules():
+            found |= getattr(module, "known_failures", {})
+        return found
+
     def resolved(self) -> dict[str, Any]:
         """What `auto` and null became; recorded, and used again by resume and verify."""
         return {
@@ -95,6 +102,7 @@ def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = Non
         device=device,
         n_parameters=sum(p.numel() for p in skeleton.parameters()),
         free=free_bytes(device, share or Share()),
+        packed=exp.data.packing == "documents",
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
     compiled = known.get("compile", compile_wanted(exp.compile, device))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import Screen, count, duration
+from lmlab.compat_model import remarks
 from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded
 from lmlab.config.tree import Experiment
@@ -176,6 +177,10 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
         ("time", time),
     ]  # fmt: skip
     screen.block(str(path), rows)
+    for what, why in plan.known_failures().items():
+        screen.warn(f"known failure, {what}: {why}")
+    for remark in remarks(exp):
+        screen.warn(remark)
     if plan.epochs > 4:
         screen.warn(f"{plan.epochs:.1f} epochs: above 4 expect overfitting; look at the best-on-val figure too")
 

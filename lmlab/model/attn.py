@@ -38,6 +38,7 @@ class View(NamedTuple):
     scores: Scores
     rendered: Any  # what the backend made of the scores
     rotation: Optional[tuple[str, Tensor, Tensor]] = None  # pairing, cos and sin of the new tokens
+    temperature: float = 1.0  # factor on the scale of all scores
 
 
 class SoftmaxAttention(nn.Module):
@@ -99,7 +100,9 @@ class SoftmaxAttention(nn.Module):
         """(B, T, H, channels of v)."""
         dropout = self.dropout if self.training else 0.0
         backend = self.ops.attention[view.backend]
-        return backend(q_BTHC, k_BSKC, v_BSKC, view.scores, view.rendered, scale=self.scale, dropout=dropout)
+        return backend(
+            q_BTHC, k_BSKC, v_BSKC, view.scores, view.rendered, scale=self.scale * view.temperature, dropout=dropout
+        )
 
     def rotate(self, x_BTHC: Tensor, view: View) -> Tensor:
         """x turned by the positions of the new tokens, when positions turn anything."""

@@ -15,7 +15,9 @@ from lmlab.kernels.ops import Ops
 from lmlab.model import spec as specs
 from lmlab.model.attn import SoftmaxAttention, View
 from lmlab.model.dims import Dims
+from lmlab.model.mask import Mask
 from lmlab.model.norm import RMSNorm
+from lmlab.model.pos import PosTables
 
 
 class MLA(SoftmaxAttention):
@@ -40,6 +42,11 @@ class MLA(SoftmaxAttention):
         self.k_up = nn.Linear(self.rank, H * self.nope, bias=False)
         self.v_up = nn.Linear(self.rank, H * spec.value_size(D, H), bias=False)
         self.o = nn.Linear(H * spec.value_size(D, H), D, bias=spec.bias_o)
+
+    def prepare(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor, dtype: torch.dtype) -> View:
+        """YaRN's factor on cos and sin acts on the whole score instead: most of its channels do not turn."""
+        view = super().prepare(mask, tables._replace(magnitude=1.0), q_pos_BT, k_pos_BS, dtype)
+        return view._replace(temperature=tables.magnitude**2 if self.has_positions else 1.0)
 
     def forward(self, x_BTD: Tensor, view: View, cache: Any = None) -> Tensor:
         B, T, _ = x_BTD.shape

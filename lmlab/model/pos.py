@@ -31,12 +31,16 @@ class PosTables(NamedTuple):
     bias_HR: Optional[Tensor] = None  # the bias at distance R between query and key; the last holds from there on
     slope_H: Optional[Tensor] = None  # a bias of −slope · distance, at any distance
     pairing: str = ""  # how channels pair up for the rotation: a key of Ops.rope
+    magnitude: float = 1.0  # factor on cos and sin (YaRN)
 
     def rotation(self, dtype: torch.dtype) -> Optional[tuple[str, Tensor, Tensor]]:
         """(pairing, cos, sin) in the dtype of the model: the cast comes last. None when nothing turns."""
         if self.cos is None or self.sin is None:
             return None
-        return self.pairing, self.cos.to(dtype), self.sin.to(dtype)
+        cos, sin = self.cos, self.sin
+        if self.magnitude != 1:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
+        return self.pairing, cos.to(dtype), sin.to(dtype)
 
     @property
     def biased(self) -> bool:
@@ -130,9 +134,8 @@ class Rope(Position):
         cos, sin = self.angles(q_pos_BT)
         if isinstance(self.scaling, DynamicNTK):
             cos, sin = self.grown(q_pos_BT, length_BT, k_pos_BS.shape[1], cos, sin)
-        if self.scaling.magnitude != 1:
-            cos, sin = cos * self.scaling.magnitude, sin * self.scaling.magnitude
-        return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], pairing=self.pairing)
+        magnitude = self.scaling.magnitude
+        return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], pairing=self.pairing, magnitude=magnitude)
 
     def grown(
         self, positions_BT: Tensor, length_BT: Optional[Tensor], S: int, cos: Tensor, sin: Tensor

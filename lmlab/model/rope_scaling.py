@@ -64,8 +64,8 @@ def grown_base(theta: float, width: int, growth: float) -> float:
 
 
 class DynamicNTK(Scaling):
-    """NTK with growth s·n/L − (s−1), n = max(length, L): rows up to the original length L are plain (emozilla 2023), and
-    so are all at s = 1, where the formula would still grow by n/L.
+    """NTK with growth s·n/L − (s−1), n = max(length, L): rows up to the original length L are plain (emozilla 2023).
+    So are all rows at s = 1, where the formula would still grow by n/L.
 
     The length is an input, fixed for a row: the same token in a longer row is turned otherwise.
     """

@@ -17,6 +17,7 @@ def notes(arms: Sequence[Arm], baseline: int, chosen_by: str, unplaced: Sequence
     """All of them. chosen_by: who chose the baseline, "" for nobody; unplaced: runs without a configuration."""
     yield from _baseline(arms, baseline, chosen_by)
     yield from _figures(arms)
+    yield from _known_failures(arms)
     yield from _parts(arms)
     yield from _runs(arms, unplaced)
 
@@ -46,6 +47,16 @@ def _figures(arms: Sequence[Arm]) -> Iterator[str]:
         if 0 < n < len(done) or (not n and any(figure(run, LOSS) is None for run in done)):
             of = f"{n} of its {len(done)} finished runs" if len(done) > 1 else "no finished run"
             yield f"val bits/byte of {arm.label} is over {of}"
+
+
+def _known_failures(arms: Sequence[Arm]) -> Iterator[str]:
+    """What a part of an arm declares to be wrong with itself."""
+    for arm in arms:
+        known: dict[str, str] = {}
+        for run in arm.runs:
+            found = run.manifest.get("known_failures")
+            known |= found if isinstance(found, dict) else {}
+        yield from (f"{arm.label} has a known failure, {what}: {why}" for what, why in known.items())
 
 
 def _parts(arms: Sequence[Arm]) -> Iterator[str]:

@@ -83,8 +83,9 @@ def _counted_sdpa(
     return _Flash.apply(q_BTHC, k_BSKC, v_BSKC, rendered.mask)
 
 
-def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int) -> int:
-    """Bytes autograd keeps of one forward pass of `rows` training rows, without allocating any."""
+def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int, *, packed: bool = False) -> int:
+    """Bytes autograd keeps of one forward pass of `rows` training rows, without allocating any. packed: rows are cut
+    into documents, so that each has a mask of its own."""
     counting = dataclasses.replace(ops, attention={**ops.attention, "sdpa": _counted_sdpa})
     with torch.device("meta"):
         model = cast_parameters(Transformer(arch, vocab_size, counting), dtype)
@@ -101,7 +102,7 @@ def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model(tokens, positions, targets_BT=tokens, weights_BT=weights)
+        model(tokens, positions, documents_BT=tokens if packed else None, targets_BT=tokens, weights_BT=weights)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -116,10 +117,11 @@ def plan(
     device: torch.device,
     n_parameters: int,
     free: int | None = None,
+    packed: bool = False,
 ) -> MemoryPlan:
     """The micro-batch: what was asked, or the most rows that fit into `free` bytes (null = what the device has free).
     Raises ConfigError when it can't fit."""
-    one, two = (saved_bytes(arch, vocab_size, ops, dtype, n) for n in (1, 2))
+    one, two = (saved_bytes(arch, vocab_size, ops, dtype, n, packed=packed) for n in (1, 2))
     saved = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
     fixed = max(one - saved, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)

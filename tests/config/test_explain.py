@@ -11,7 +11,10 @@ from lmlab.errors import Errors, LmlabError
 
 # command line -> (message, hint)
 WRONG = {
-    "norm=rmsnrm": ("`norm=rmsnrm` is not known; choices: batchnorm, dyt, gemma, layernorm, nanogpt, none, rmsnorm", "did you mean norm=rmsnorm?"),
+    "norm=rmsnrm": (
+        "`norm=rmsnrm` is not known; choices: batchnorm, dyt, gemma, layernorm, nanogpt, none, rmsnorm",
+        "did you mean norm=rmsnorm?",
+    ),
     "norm=": ("`norm` is empty, which is not the name of an option", "write norm=NAME"),
     "norm=null": ("`norm` is null, which is not the name of an option", "write norm=NAME"),
     "norm={name:rmsnorm}": ("`norm` is {name:rmsnorm}, which is not", "write norm=NAME"),

@@ -97,3 +97,10 @@ def test_default_widths_follow_the_head_size():
 def test_values_may_have_more_channels_than_keys():
     net = peaked(model(attn=("mla", {"v_dim": 48})))
     assert net(*rows()).logits_BTV.isfinite().all()
+
+
+def test_yarns_factor_acts_on_the_whole_score_and_not_on_cos_and_sin():
+    nets = [model(rope_scaling=("yarn", {"factor": f}), attn="mla") for f in (8.0, 1.0)]
+    views = [net.views(CAUSAL, torch.arange(16)[None], torch.float64)[0] for net in nets]
+    assert [view.temperature for view in views] == [pytest.approx((0.1 * math.log(8) + 1) ** 2), 1.0]
+    assert all(view.rotation[1].max() == 1 for view in views)

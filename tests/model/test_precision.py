@@ -30,7 +30,9 @@ CASES = {
     },
     "batchnorm": {"norm": ("batchnorm", {"bias": False}), "ffn": "glu"},
 }
-ZERO = ("attn.k.bias",)  # one number added to all scores of a query, where no rotation follows: its true gradient is 0
+# Their true gradient is 0, or nearly: one number added to all scores of a query, where no rotation follows; a factor on
+# almost all of what a norm is handed.
+ZERO = ("attn.k.bias", "beta_attn")
 
 
 @pytest.mark.parametrize("case", CASES)
