@@ -12,6 +12,7 @@ from typing import Any, Optional
 from lmlab.model.spec import Arch
 
 T, VOCAB, WIDTH, HEADS, LAYERS = 24, 97, 64, 8, 12
+SHORTEST = 8  # a row that can be cut in two and padded
 BY_HEAD = ("head_dim", "rope_dim", "nope_dim", "v_dim")  # fields of attention that follow the head size
 BY_WIDTH = ("kv_rank", "q_rank")  # … the width
 
@@ -22,7 +23,7 @@ def small(arch: Arch) -> Arch:
     pattern, every = getattr(arch.attn, "pattern", None), getattr(arch.attn, "nope_every_n_layers", None)
     layers = min(m.n_layers, LAYERS, max(2, len(pattern or ""), every or 0))
     arch = narrowed(arch) if m.d_model > WIDTH else arch
-    model = given(arch.model, n_layers=layers, seq_len=min(T, m.seq_len))
+    model = given(arch.model, n_layers=layers, seq_len=m.seq_len if SHORTEST <= m.seq_len < T else T)
     return dataclasses.replace(
         arch,
         model=model,
@@ -52,7 +53,8 @@ def _heads(H: int, K: int) -> tuple[int, int]:
     if H <= HEADS:
         return H, K
     if K == H:
-        return 4, 4
+        few = 4 if H & (H - 1) == 0 else 6  # ALiBi's slopes differ where H is no power of two
+        return few, few
     kv = min(K, 2)
     return min(HEADS, kv * (H // K)), kv
 
