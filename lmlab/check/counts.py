@@ -110,10 +110,10 @@ def attention_parameters(config: Config) -> tuple[int, int]:
     C, K = a["head_dim"] or D // H, kv_heads(config)
     has_v, has_o = a["v_proj"] == "linear", a["o_proj"] == "linear"
     matrices = D * C * (H + K * (2 if has_v else 1)) + (H * C * D if has_o else 0)
+    matrices += 3 * H if a["weights"] == "shaped" else 0
     rest = bias_o if has_o else 0
     rest += C * (H + K * (2 if has_v else 1)) if a["bias_qkv"] else 0
     rest += {"none": 0, "head": 2 * C, "full": (H + K) * C}[a["qk_norm"]]
-    rest += 3 * H if a["weights"] == "shaped" else 0
     return matrices, rest
 
 
@@ -149,10 +149,10 @@ def attention_flops(config: Config) -> float:
     a, m = config["attn"], config["model"]
     H, T = m["n_heads"], m["seq_len"]
     C = a.get("head_dim") or m["d_model"] // H
-    both = 2 * C
+    both = 2 * C * (2 if a.get("weights") == "shaped" else 1)  # shaped attention attends twice
     if a["name"] == "mla":
-        nope, rope, v, _ = latent_sizes(config)
-        both = nope + rope + v
+        nope, rope, v, rank = latent_sizes(config)
+        both = nope + rope + v if a["form"] == "naive" else rank + rope + rank
     total = 0.0
     for layer in range(m["n_layers"]):
         letter = a["pattern"][layer % len(a["pattern"])] if a.get("pattern") else "S"

@@ -20,10 +20,12 @@ from lmlab import compat
 from lmlab.check.composed import VOCAB, Composed, randomized
 from lmlab.check.rows import Row
 from lmlab.check.small import given
+from lmlab.config import catalogue, parse
 from lmlab.config.amend import quoted
 from lmlab.config.fields import Field, fields, problem
+from lmlab.config.load import Composer
 from lmlab.config.tree import Experiment
-from lmlab.errors import LmlabError
+from lmlab.errors import LmlabError, raise_all
 from lmlab.kernels.resolve import resolve
 from lmlab.model.transformer import Transformer
 
@@ -133,20 +135,12 @@ def _others(field: Field, probe: Any) -> list[Any]:
 def _lost(words: Sequence[str], flags: Sequence[Flag], config_dir: Optional[str]) -> list[str]:
     """The words that, composed with all others, do not become the field's value."""
     typed = {f.key: f"{f.key}={quoted(f.values[0])}" for f in flags}
-    found = _typed([*words, *typed.values()], config_dir)
-    wrong = [f.key for f in flags if found is None or getattr(getattr(found, f.group), f.name) != f.values[0]]
+    kept = [o for o in parse.read(words)[0] if o.key not in typed]
+    overrides, errors = parse.read(list(typed.values()))
+    raise_all(errors)
+    found = Composer(catalogue.user_conf(config_dir)).compose([*kept, *overrides])[0]
+    wrong = [f.key for f in flags if getattr(getattr(found, f.group), f.name) != f.values[0]]
     return [f"{key} ({typed[key]} does not arrive)" for key in wrong]
-
-
-def _typed(words: Sequence[str], config_dir: Optional[str]) -> Optional[Experiment]:
-    """Composed without asking whether the parts go together."""
-    from lmlab.config import catalogue, parse
-    from lmlab.config.load import Composer
-
-    overrides, errors = parse.read(words)
-    if errors:
-        return None
-    return Composer(catalogue.user_conf(config_dir)).compose(overrides)[0]
 
 
 def _tried(experiment: Experiment, flag: Flag, watch: Watch) -> str:

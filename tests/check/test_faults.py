@@ -172,3 +172,8 @@ def test_every_field_of_the_default_is_read() -> None:
 def test_a_field_that_is_no_longer_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attn, "window", lambda size: Mask())
     assert dead("", ("attn",)).reason == "nobody reads attn.window, attn.pattern"
+
+
+def test_what_is_typed_already_is_probed_all_the_same() -> None:
+    row = dead("optim.lr=0.01 attn.window=64 model.n_heads=2 seed=3", ("attn", "model", "optim", "seed"))
+    assert (row.state, row.reason) == ("pass", ""), row
