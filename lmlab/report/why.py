@@ -124,16 +124,8 @@ ODD: dict[str, tuple[Callable[[float], bool], Extreme, str]] = {
     ),
     # Kimi K2 (2025, 2507.20534) rescales q and k beyond 100.
     "attn_max_logit": (lambda v: v > 100, max, "attention scores reach {value} in layer {layer} (above 100)"),
-    "ffn_dead_frac": (
-        lambda v: v > 0.1,
-        max,
-        "ffn_dead_frac is {value} in layer {layer} (above 0.1)",
-    ),
-    "act_kurtosis": (
-        lambda v: v > 100,
-        max,
-        "act_kurtosis is {value} in layer {layer} (above 100: outliers)",
-    ),
+    "ffn_dead_frac": (lambda v: v > 0.1, max, "ffn_dead_frac is {value} in layer {layer} (above 0.1)"),
+    "act_kurtosis": (lambda v: v > 100, max, "act_kurtosis is {value} in layer {layer} (above 100: outliers)"),
     "update_ratio": (lambda v: v > 0.1, max, "one step moves the matrices of layer {layer} by {value} of their norm"),
 }
 SKEWED = 10.0  # times between the first and the last layer

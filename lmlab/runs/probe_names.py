@@ -13,7 +13,7 @@ LAYER = {
     "act_absmax": "Largest absolute value of the block's output.",
     "act_kurtosis": "E[(x−μ)⁴]/σ⁴ of the block's output: 3 for a Gaussian, more with outliers.",
     "attn_entropy": "Entropy of the attention weights in nats, mean over heads and queries.",
-    "attn_entropy_frac": "The same over ln(keys seen), of queries that see two or more: 1 is uniform, 0 one key.",
+    "attn_entropy_frac": "attn_entropy over ln(keys seen), of queries that see two or more: 1 is uniform, 0 one key.",
     "attn_max_logit": "Largest score of a seen key as it enters the softmax: after scale, cap and bias.",
     "ffn_zero_frac": "Share of hidden activations that are exactly zero.",
     "ffn_dead_frac": "Share of hidden units that are zero for every token probed.",

@@ -1,0 +1,129 @@
+"""One function from two sources: our parameters picked out of another implementation's, then logits, loss, gradients.
+
+`transformers` keeps norms, softmax, cos, sin and the loss in fp32 whatever the model is in; under `Wide` these are
+float64 as well, so that what remains is rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lmlab.config.load import load
+from lmlab.kernels.resolve import resolve
+from lmlab.kernels.spec import Auto
+from lmlab.model.transformer import Transformer, build
+from tests.composed import VOCAB, close, grads, rows, same_grads
+
+Pick = Callable[[Tensor], Tensor]
+Names = dict[str, str | tuple[str, Pick]]  # our module → theirs, {} = the layer; a trailing _ joins `_weight` to it
+D, H, L = 64, 4, 2
+SIZES = {"model.n_layers": L, "model.d_model": D, "model.n_heads": H, "model.seq_len": 16}
+
+
+class Wide(TorchFunctionMode):
+    """float32 that is asked for, by name or by default, becomes float64."""
+
+    def __enter__(self) -> Any:
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self.default)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        named = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        return func(*(torch.float64 if a is torch.float32 else a for a in args), **named)
+
+
+def drawn(make: Callable[[], nn.Module]) -> nn.Module:
+    """Another implementation in float64, with weights so large that attention is peaked, biases and norms too."""
+    with Wide():
+        net = make().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.normal_(std=0.3, generator=generator) if p.ndim > 1 else p.uniform_(-0.5, 1.5, generator=generator)
+    assert {p.dtype for p in net.parameters()} == {torch.float64}
+    return net
+
+
+def composed(*words: str) -> Transformer:
+    """Our model in float64, of the options' own files, with small sizes where `words` give none."""
+    given = {word.partition("=")[0] for word in words}
+    sizes = [f"{key}={value}" for key, value in SIZES.items() if key not in given]
+    arch = load([*words, *sizes]).experiment.arch
+    ops = resolve(Auto(), "cpu", torch.float64)
+    return build(arch, VOCAB, ops, seed=0, device="cpu", dtype=torch.float64).eval()
+
+
+def picked(ours: nn.Module, names: Names, source: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Ours by name out of theirs; each of theirs has to be used."""
+    found, used = {}, set()
+    for own, p in ours.named_parameters():
+        layer, module, kind = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.*)\.(\w+)", own).groups()
+        entry = names[module]
+        other, pick = (entry, lambda w: w) if isinstance(entry, str) else entry
+        key = (other if other.endswith("_") else f"{other}.").replace("{}", str(layer)) + kind
+        found[own] = pick(source[key])
+        assert found[own].shape == p.shape, own
+        used.add(key)
+    assert used == source.keys()
+    return found
+
+
+def agree(
+    ours: Transformer, theirs: nn.Module, names: Names, T: int = 16, tol: float = 1e-10, without: str | None = None
+) -> None:
+    """Logits, loss and every gradient. `without`: theirs that are set to 0, having no counterpart."""
+    weights = dict(theirs.named_parameters())
+    kept = {n for n in weights if without is None or not re.search(without, n)}
+    with torch.no_grad():
+        for p in (weights[n] for n in weights.keys() - kept):
+            p.zero_()
+        for own, value in picked(ours, names, {n: weights[n] for n in kept}).items():
+            ours.get_parameter(own).copy_(value)
+    tokens, positions = rows(2, T)
+    with Wide():
+        out = theirs(tokens)
+        logits = out if isinstance(out, Tensor) else out.logits
+    assert logits.dtype == torch.float64
+    close(ours(tokens, positions).logits_BTV.detach(), logits.detach(), tol)
+    nats = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+    nats.backward()
+    # whole rows, the last target without weight: some scalings ask for the row's length
+    asked = dict(targets_BT=tokens.roll(-1, 1), weights_BT=(positions < T - 1).double())
+    close(ours(tokens, positions, **asked).loss.detach(), nats.detach(), tol)
+    ours_grads = grads(ours, tokens, positions, **asked)
+    theirs_grads = picked(ours, names, {n: weights[n].grad for n in kept})
+    same_grads(without_rounding(ours_grads), without_rounding(theirs_grads), tol)
+
+
+def without_rounding(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients but those that are 0 but for rounding, as a bias of k has it that is not rotated."""
+    norms = {name: grad.norm().item() for name, grad in found.items()}
+    return {name: grad for name, grad in found.items() if norms[name] > 1e-12 * max(norms.values())}
+
+
+def of_three(j: int, heads: int = H) -> Pick:
+    """q, k or v out of rows packed as (head, 3, channel), as NeoX and BLOOM do."""
+    return lambda w: w.unflatten(0, (heads, 3, -1))[:, j].flatten(0, 1)
+
+
+def third(j: int) -> Pick:
+    """q, k or v out of packed rows (3·D)."""
+    return lambda w: w.tensor_split(3, 0)[j]
+
+
+def turned(pick: Pick = lambda w: w) -> Pick:
+    """Out of a matrix kept as (in, out)."""
+    return lambda w: pick(w.movedim(-1, 0))
