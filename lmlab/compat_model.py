@@ -198,6 +198,9 @@ def nope_layers(e: Experiment) -> Wrong | None:
 
 def window(e: Experiment) -> Wrong | None:
     size, length = e.arch.attn.window, e.model.seq_len
+    if size == 1:
+        message = "`attn.window` is 1: a token would see itself alone, and q, k and positions would do nothing"
+        return message, f"use attn.window=2 or another number up to {length}, or null"
     if size is None or size <= length:
         return None
     message = f"`attn.window` is {size}, longer than `model.seq_len` {length}: no token would be left out"

@@ -85,6 +85,7 @@ MORE = [
     ),
     ("attn.nope_every_n_layers=1", "no layer would have positions", "use pos=none"),
     ("attn.nope_every_n_layers=7", "no layer would go without positions", "a number up to 6"),
+    ("attn.window=1", "`attn.window` is 1: a token would see itself alone", "attn.window=2"),
     ("attn.window=8 attn.pattern=SXL", "its letters are S (window) and L (full)", "like SSSL"),
     ("attn.window=8 attn.pattern=LL", "has no S: `attn.window` would do nothing", "attn.window=null"),
     ("attn.window=8 attn.pattern=SSSSSSL", "has 7 letters, and `model.n_layers` is 6", "at most 6 letters"),

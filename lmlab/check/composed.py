@@ -91,6 +91,11 @@ class Composed:
         return net.train()
 
     @cached_property
+    def soft(self) -> Transformer:
+        """Random, but not peaked, without dropout, in train mode."""
+        return randomized(self.build(without_dropout(self.arch))).train()
+
+    @cached_property
     def declared(self) -> dict[str, str]:
         """The failures that its parts declare: {row: reason}."""
         found: dict[str, str] = {}

@@ -24,9 +24,11 @@ def small(arch: Arch) -> Arch:
     layers = min(m.n_layers, LAYERS, max(2, len(pattern or ""), every or 0))
     arch = narrowed(arch) if m.d_model > WIDTH else arch
     model = given(arch.model, n_layers=layers, seq_len=m.seq_len if SHORTEST <= m.seq_len < T else T)
+    d_ff = getattr(arch.ffn, "d_ff", None)
     return dataclasses.replace(
         arch,
         model=model,
+        ffn=given(arch.ffn, d_ff=None if d_ff is None else min(d_ff, 8 * arch.model.d_model)),
         attn=given(arch.attn, window=_window(arch, layers), backend=_backend(arch)),
         pos=given(arch.pos, max_len=_table(arch)),
         rope_scaling=given(arch.rope_scaling, original_len=_original(arch)),

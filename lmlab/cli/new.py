@@ -12,7 +12,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("new", epilog="Example: lmlab new attn my_attn, then lmlab train plugins=[my_attn.py] attn=my_attn")(
+    app.command("new", epilog="Example: lmlab new attn my_attn, then lmlab train plugins=\\[my_attn.py] attn=my_attn")(
         new
     )
 

@@ -213,6 +213,14 @@ def _option_row(option: dict[str, Any], default: str | None) -> tuple[str, str]:
     return f"{'●' if option['name'] == default else ' '} {option['name']}", option["help"]
 
 
+def _of_which(only: list[str] | None, names: list[str]) -> str:
+    """` (gqa only)` or ` (not mla)`, whichever is shorter; nothing for a field that all options have."""
+    if not only:
+        return ""
+    others = [name for name in names if name not in only]
+    return f" (not {', '.join(others)})" if len(others) < len(only) else f" ({', '.join(only)} only)"
+
+
 def _print_sheet(sheet: dict[str, Any]) -> None:
     from lmlab.config.fields import show
 
@@ -228,8 +236,8 @@ def _print_sheet(sheet: dict[str, Any]) -> None:
         out.title("fields", "key=default · what it takes · what it is")
         rows = []
         for facts in sheet["fields"]:
-            only = f" ({', '.join(facts['only'])} only)" if facts.get("only") else ""
-            rows.append((f"  {facts['key']}={show(facts['default'])}", facts["takes"], facts["help"] + only))
+            text = facts["help"] + _of_which(facts.get("only"), [o["name"] for o in options])
+            rows.append((f"  {facts['key']}={show(facts['default'])}", facts["takes"], text))
         out.rows(rows)
     elif options and group != "preset":
         out.note("no fields")

@@ -76,10 +76,14 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
         screen.note(f"name={exp.name} is not used: this experiment is {path}")
     if not flags.dry_run and (ended := already_ended(path, loaded, prepared, flags, screen)):
         return ended
+    from lmlab.check import gate
     from lmlab.cli import plan as planning
 
+    known = gate.ensure(exp, cache_dir(exp.paths.cache), loaded.used_plugins())
     plan = planning.make(exp, prepared, share=flags.memory)  # refuses what can't run before anything is written
     planning.check_stop(plan, flags.stop_at, done=0)
+    for row in known:
+        screen.warn(f"known failure, {row.name}: {row.figure}; {row.reason}")
     if flags.dry_run:
         describe(screen, plan, path, "not started (--dry-run)")
         return Result("planned", path)
@@ -177,8 +181,6 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
         ("time", time),
     ]  # fmt: skip
     screen.block(str(path), rows)
-    for what, why in plan.known_failures().items():
-        screen.warn(f"known failure, {what}: {why}")
     for remark in remarks(exp):
         screen.warn(remark)
     if plan.epochs > 4:

@@ -45,6 +45,7 @@ def survey(
     space: Space, config_dir: str | None, share: Share, paces: Mapping[str, dict[str, float]], measure: bool = True
 ) -> dict[str, ArmPlan]:
     """By arm. `paces`: what runs of an arm measured before, by arm. Raises LmlabError naming members that can't run."""
+    from lmlab.check import gate
     from lmlab.cli import plan as planning
 
     members, _ = compose(space.of_one_seed(), config_dir=config_dir)
@@ -53,6 +54,8 @@ def survey(
     wrong: list[tuple[str, LmlabError]] = []
     for member in members:
         try:
+            exp = member.loaded.experiment
+            gate.ensure(exp, cache_dir(exp.paths.cache), member.loaded.used_plugins())
             plans[member.arm] = planning.make(member.loaded.experiment, prepared_for(member, data), share=share)
         except LmlabError as error:
             wrong.append((member.label, error))

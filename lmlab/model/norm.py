@@ -93,7 +93,7 @@ class BatchNorm(Norm):
 
     across_tokens = True
     known_failures: ClassVar[dict[str, str]] = {
-        "causality": "in training the mean and the variance are taken over all tokens, later ones too",
+        "causality in training": "in training the mean and the variance are taken over all tokens, later ones too",
         "micro-batches": "the statistics are those of a micro-batch, so that splitting a batch changes them",
     }
     running_mean: Tensor

@@ -360,7 +360,7 @@ class FfnSpec(Spec):
 
     d_ff: Optional[int] = setting(None, "hidden width; null = from mult", ge=1, probe=256)
     mult: Optional[float] = setting(None, "hidden width over d_model before the gated 2/3; null = 4", gt=0, probe=2.0)
-    multiple_of: Optional[int] = setting(None, "round the width up to this; null = 8", ge=1, probe=512)
+    multiple_of: Optional[int] = setting(None, "round the width up to this; null = 8", ge=1, probe=768)
     bias: bool = setting(False, "biases of the projections", probe=True)
 
     def gated(self) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from lmlab.cli.complete import candidates, split
 from lmlab.cli.completion import SCRIPTS
+from lmlab.config.catalogue import entries
 
 BIN = Path(sys.executable).parent
 
@@ -42,9 +43,9 @@ CASES = {
     "lmlab train attn.n_": ["attn.n_kv_heads="],
     "lmlab train attn=gqa attn.n_": ["attn.n_kv_heads="],
     "lmlab train attn=mha attn.n_": [],
-    "lmlab train attn=gpt2 attn.w": ["attn.window="],
+    "lmlab train attn=gpt2 attn.w": ["attn.weights=", "attn.window="],
     "lmlab train pos=rope,al": ["pos=rope,alibi"],
-    "lmlab train norm=rmsnorm,": ["norm=rmsnorm,layernorm", "norm=rmsnorm,nanogpt"],
+    "lmlab train pos=rope,": [f"pos=rope,{name}" for name in sorted(set(entries("pos")) - {"rope"})],
     "lmlab train norm=rmsnorm nor": [],
     "lmlab train pos.pair": ["pos.pairing="],
     "lmlab train pos.pairing=h": ["pos.pairing=half"],

@@ -48,12 +48,13 @@ def test_a_field_with_other_defaults_in_other_options_has_a_row_for_each(capsys:
     text = out(capsys, "norm")
     assert "norm.eps=1e-06" in text
     assert "norm.eps=1e-05" in text
-    assert "added to the variance (layernorm, nanogpt only)" in text
+    assert "added to the variance (batchnorm, layernorm, nanogpt only)" in text
 
 
 def test_what_only_one_option_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "attn")
-    assert "null = n_heads / 2 (gqa only)" in text
+    assert "null = n_heads / 2 (gqa, qwen3 only)" in text
+    assert "null = d_model / n_heads (not mla)" in text
     assert "only)" not in next(ln for ln in text.splitlines() if "attn.window=" in ln)
 
 
@@ -88,11 +89,11 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     attn = json.loads(out(capsys, "attn", "--json"))
     assert attn["default"] == "mha"
     assert {o["name"] for o in attn["options"]} >= set(OPTIONS["attn"]) - {"decoder"}
-    assert attn["fields"][-1] == {
+    assert next(f for f in attn["fields"] if f["key"] == "attn.n_kv_heads") == {
         "key": "attn.n_kv_heads",
         "default": None,
         "takes": "a whole number ≥ 1 or null",
         "help": "key/value heads; null = n_heads / 2",
         "choices": [],
-        "only": ["gqa"],
+        "only": ["gqa", "qwen3"],
     }

@@ -294,7 +294,7 @@ class Running(RMSNorm):
 
     def forward(self, x):
         if self.training:
-            self.mean_square.lerp_(x.detach().float().square().mean(), 0.1)
+            self.mean_square.lerp_(x.detach().to(self.mean_square.dtype).square().mean(), 0.1)
         return super().forward(x) / self.mean_square.sqrt().to(x.dtype)
 """
 

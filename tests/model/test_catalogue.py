@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
 
-from lmlab.kernels.resolve import resolve
-from lmlab.kernels.spec import Auto
-from lmlab.model import spec as specs
-from lmlab.model.transformer import build
+from lmlab.check.flags import dead_flags
+from lmlab.cli.check_plan import planned
+from lmlab.config.load import load
 from lmlab.registry import OPTIONS
-from tests.composed import DEFAULT, MODEL_GROUPS, arch, model, rows
+from tests.composed import MODEL_GROUPS, model, rows
 
 EVERY = [(group, name) for group in MODEL_GROUPS for name in OPTIONS[group]]
 
@@ -35,36 +30,11 @@ def test_every_option_builds_and_learns(group, name):
     assert losses[2] < losses[1] < losses[0]
 
 
-def fields() -> list[tuple[str, str, str, Any]]:
-    """(group, option, field, probe) of everything that can be set; once per class that brings it."""
-    found: dict[tuple[str, str], tuple[str, str, str, Any]] = {}
-    for group, name in [*EVERY, ("model", "decoder")]:
-        for field in dataclasses.fields(OPTIONS[group][name]):
-            owner = next(
-                c for c in reversed(OPTIONS[group][name].__mro__) if field.name in vars(c).get("__annotations__", {})
-            )
-            key = (owner.__qualname__, field.name)
-            if key not in found or DEFAULT.get(group) == name:
-                found[key] = (group, name, field.name, field.metadata["probe"])
-    return list(found.values())
-
-
-def effect(spec: specs.Arch) -> tuple[dict[str, tuple[int, ...]], torch.Tensor, str]:
-    net = build(spec, 97, resolve(Auto(), "cpu", torch.float32), seed=0, device="cpu").train()
-    torch.manual_seed(0)
-    logits = net(*rows(T=12)).logits_BTV.detach()
-    return {n: tuple(p.shape) for n, p in net.named_parameters()}, logits, net.paths()["attention"]
-
-
-@pytest.mark.parametrize(("group", "name", "field", "probe"), fields(), ids=lambda v: str(v))
-def test_no_field_is_dead(group, name, field, probe):
-    assert probe is not None, f"{group}.{field} has no probe"
-    spec = arch(model={"n_layers": 3}) if group == "model" else arch(**{group: name})
-    if (group, field) == ("model", "seq_len"):  # acts through the table it sizes
-        spec.pos = specs.Learned()
-    changed = copy.deepcopy(spec)
-    setattr(getattr(changed, group), field, probe)
-    assert getattr(getattr(spec, group), field) != probe
-    before, after = effect(spec), effect(changed)
-    moved = before[1].shape == after[1].shape and not torch.equal(before[1], after[1])
-    assert before[0] != after[0] or moved or before[2] != after[2]
+@pytest.mark.parametrize(("group", "name"), [*EVERY, ("model", "tiny")], ids=lambda v: v)
+def test_no_field_is_dead(group, name):
+    """Each field of the option, set by its declared probe from the command line, changes what the model does."""
+    words = [f"{group}={name}"]
+    row = dead_flags(words, load(words).experiment, planned, groups=(group,))
+    assert row.state == "pass", row.reason
+    shared = name in ("gqa", "mqa") and "refused here: attn.v_proj (" in row.reason  # mha's: their values are shared
+    assert "refused here" not in row.reason or shared
