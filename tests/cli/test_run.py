@@ -288,6 +288,8 @@ class RunningSpec(specs.RMSNorm):
 
 
 class Running(RMSNorm):
+    known_failures = {"causality in training": "its running mean has seen the whole batch"}
+
     def __init__(self, spec, dims, ops, layer=None):
         super().__init__(spec, dims, ops, layer)
         self.register_buffer("mean_square", torch.ones(()))
