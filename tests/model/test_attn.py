@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -201,3 +203,15 @@ def test_kinds_of_layers_share_one_view():
     _, positions = rows()
     views = net.views(CAUSAL, positions, torch.float64)
     assert views[0] is views[1]
+
+
+def test_tables_and_masks_are_built_once_a_forward(monkeypatch):
+    made = []
+    net = model(pos="t5", model={"n_layers": 4}, attn=("gqa", {"window": 4, "pattern": "SL", "backend": "dense"}))
+    count = lambda name, f: lambda *args: (made.append(name), f(*args))[1]  # noqa: E731
+    monkeypatch.setattr(net.pos, "tables", count("tables", net.pos.tables))
+    for block in net.blocks:
+        attn = block.attn
+        attn.ops = dataclasses.replace(attn.ops, render={n: count(n, f) for n, f in attn.ops.render.items()})
+    net(*rows())
+    assert sorted(made) == ["dense", "dense", "tables"]  # two kinds of layers, four layers
