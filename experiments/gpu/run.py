@@ -1,7 +1,7 @@
 """What a GPU machine is asked: does the default train there as on its CPU, how fast, in what memory?
 
 100 steps of the default experiment, a few steps of parts that take other paths on CUDA (windows over grouped heads,
-ALiBi, documents, dropout), and a run resumed half way. Needs no network and no wandb; without a GPU the CPU rehearses.
+biases, documents, latent attention, tiles, FlexAttention), and a run resumed half way. Needs no network and no wandb; without a GPU the CPU rehearses.
 
     make gpu                    # a machine whose own Python has everything: make gpu PYTHON=python3
 
@@ -26,6 +26,14 @@ PARTS = [
     ["attn=gqa", "attn.window=64"],
     ["pos=alibi", "norm=layernorm", "block=postnorm"],
     ["data.packing=documents", "attn.qk_norm=head"],
+    ["attn=mla", "rope_scaling=yarn", "block=sandwich"],
+    ["pos=t5", "block=deepnorm", "attn.softcap=30"],
+    ["pos=alibi", "attn.backend=tiled", "attn.window=64"],
+    ["norm=batchnorm", "attn.weights=shaped"],
+]
+FLEX = [  # on CUDA only; what the CPU computes densely
+    ["attn=gqa", "attn.window=64", "data.packing=documents"],
+    ["pos=t5", "attn.softcap=30"],
 ]
 
 
@@ -122,6 +130,9 @@ def main() -> int:
     for parts in PARTS:
         losses = measure(["device=cpu", *parts], 3)["losses"]
         found.append(compare(name, [*parts, "compile=false"], losses, 3))
+    for parts in FLEX if cuda else []:
+        losses = measure(["device=cpu", *parts, "attn.backend=dense"], 3)["losses"]
+        found += [compare(name, [*parts, "attn.backend=flex", f"compile={c}"], losses, 3) for c in ("false", "true")]
     difference = resumed([f"device={name}", "model.dropout=0.1", "compile=false"])
     print(f"{name:5} resumed after 5 of 10 steps: weights differ by at most {difference:.1e}")
     device = torch.device(name)
