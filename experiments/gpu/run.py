@@ -1,7 +1,8 @@
 """What a GPU machine is asked: does the default train there as on its CPU, how fast, in what memory?
 
 100 steps of the default experiment, a few steps of parts that take other paths on CUDA (windows over grouped heads,
-biases, documents, latent attention, tiles, FlexAttention), and a run resumed half way. Needs no network and no wandb; without a GPU the CPU rehearses.
+biases, documents, latent attention, tiles, FlexAttention), and a
+run resumed half way. Needs no network and no wandb; without a GPU the CPU rehearses.
 
     make gpu                    # a machine whose own Python has everything: make gpu PYTHON=python3
 
