@@ -20,7 +20,7 @@ from lmlab import compat
 from lmlab.check.composed import VOCAB, Composed, randomized
 from lmlab.check.rows import Row
 from lmlab.check.small import given
-from lmlab.config import catalogue, parse
+from lmlab.config import catalogue, parse, tree
 from lmlab.config.amend import quoted
 from lmlab.config.fields import Field, fields, problem
 from lmlab.config.load import Composer
@@ -29,20 +29,7 @@ from lmlab.errors import LmlabError, raise_all
 from lmlab.kernels.resolve import resolve
 from lmlab.model.transformer import Transformer
 
-GROUPS = (
-    "norm",
-    "block",
-    "pos",
-    "rope_scaling",
-    "attn",
-    "ffn",
-    "model",
-    "optim",
-    "schedule",
-    "kernels",
-    "train",
-    "seed",
-)
+GROUPS = (*(group for group in tree.GROUPS if group not in ("data", "tokenizer")), "train", "seed")
 SHAPES_THE_MODEL = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "model")
 Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -> what becomes of it
 
