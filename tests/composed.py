@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmlab.kernels.attention import probabilities
+from lmlab.check import composed
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto, Reference
 from lmlab.model import spec as specs
@@ -46,38 +45,10 @@ def rows(B: int = 2, T: int = 16, *, vocab: int = VOCAB, seed: int = 1) -> tuple
 
 
 def peaked(net: Transformer, T: int = 16) -> Transformer:
-    """The model with q and k scaled until the mean largest attention weight of the last row is at least 0.5."""
-    with torch.no_grad():
-        for _ in range(24):
-            if last_row_peak(net, T) >= 0.5:
-                return net
-            for block in net.blocks:
-                for name, p in block.attn.named_parameters():
-                    if name.startswith(("q", "k")):
-                        p.mul_(1.5)
-    raise AssertionError("attention did not become peaked")
-
-
-def last_row_peak(net: Transformer, T: int) -> float:
-    """Mean over layers, rows and heads of the largest attention weight of the last token."""
-    peaks: list[float] = []
-    attns = [block.attn for block in net.blocks]
-
-    def spied(inner: Any) -> Any:
-        def attention(q: Tensor, k: Tensor, v: Tensor, scores: Any, rendered: Any, **how: Any) -> Tensor:
-            _, probs = probabilities(q, k, scores, scale=how["scale"])
-            peaks.append(probs[:, :, -1].amax(-1).mean().item())
-            return inner(q, k, v, scores, rendered, **how)
-
-        return attention
-
-    before = [attn.ops for attn in attns]
-    for attn in attns:
-        attn.ops = dataclasses.replace(attn.ops, attention={n: spied(f) for n, f in attn.ops.attention.items()})
-    net(*rows(2, T, vocab=net.dims.vocab_size))
-    for attn, ops in zip(attns, before, strict=True):
-        attn.ops = ops
-    return sum(peaks) / len(peaks)
+    """The model with q scaled until the mean largest attention weight of the last row is at least 0.5."""
+    _, why_not = composed.peaked(net, composed.Rows(*rows(2, T, vocab=net.dims.vocab_size)))
+    assert not why_not, why_not
+    return net
 
 
 def close(a: Tensor, b: Tensor, tol: float = 1e-10) -> None:

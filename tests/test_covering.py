@@ -11,10 +11,10 @@ from lmlab.check.gate import quick
 from lmlab.data.batches import Batch
 from lmlab.kernels.resolve import resolve
 from lmlab.model.transformer import build
-from lmlab.registry import OPTIONS, make
+from lmlab.registry import make
 from lmlab.train.step import Stepper
 from lmlab.train.twin import Twin
-from tests.covering import FACTORS, PARTS, covering, experiment, legal, legal_pairs, pairs
+from tests.covering import FACTORS, PARTS, covering, experiment, legal, legal_pairs, options, pairs
 
 CPU, VOCAB, T = torch.device("cpu"), 97, 16
 
@@ -25,7 +25,7 @@ def test_every_legal_pair_is_covered_by_legal_compositions():
     assert all(legal(row) for row in rows)
     assert len(rows) < 2.2 * len(FACTORS["ffn"]) * len(FACTORS["attn"])
     for group, made in PARTS.items():
-        assert {part().name for part in made.values()} == set(OPTIONS[group]), group
+        assert {part().name for part in made.values()} == set(options(group)), group
 
 
 def batch(packed: bool) -> Batch:

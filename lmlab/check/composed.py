@@ -21,12 +21,14 @@ from lmlab.config.tree import Experiment
 from lmlab.kernels.attention import probabilities
 from lmlab.kernels.ops import Ops
 from lmlab.kernels.resolve import resolve
+from lmlab.kernels.scores import Scores
 from lmlab.kernels.spec import Auto, Reference
 from lmlab.model.init import table, z
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer, build
 
 PEAK = 0.5  # the mean largest attention weight of the last row
+NEARLY = 0.95  # of a cap on the scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +100,7 @@ class Composed:
     @cached_property
     def declared(self) -> dict[str, str]:
         """The failures that its parts declare: {row: reason}."""
-        found: dict[str, str] = {}
-        for module in self.net.modules():
-            found |= getattr(module, "known_failures", {})
-        return found
+        return self.net.known_failures()
 
     def rows(self, B: int = 2, length: Optional[int] = None, seed: int = 1) -> Rows:
         return rows(B, self.T if length is None else length, seed)
@@ -152,16 +151,23 @@ def peaked(net: Transformer, asked: Rows) -> tuple[float, str]:
     """Scale what makes q, in place, until attention is peaked. Returns (the peak, why it is not reached or "")."""
     blocks: list[Any] = list(net.blocks)
     makers = [maker for block in blocks if (maker := _maker_of_q(block.attn)) is not None]
-    peak = last_row_peak(net, asked)
-    for _ in range(20):
-        if not makers or peak >= PEAK:
+    peak, full = last_row_peak(net, asked)
+    for _ in range(40):
+        if not makers or peak >= PEAK or full:
             break
         for maker in makers:
             maker.mul_(1.7)
-        peak = last_row_peak(net, asked)
+        peak, full = last_row_peak(net, asked)
     if peak >= PEAK:
         return peak, ""
-    return peak, "nothing is named q" if not makers else "scaling q does not do it (a cap on the scores)"
+    return (
+        peak,
+        "nothing is named q"
+        if not makers
+        else "the cap on the scores is reached"
+        if full
+        else "scaling q does not do it",
+    )
 
 
 def _maker_of_q(attn: Any) -> Optional[Tensor]:
@@ -171,22 +177,27 @@ def _maker_of_q(attn: Any) -> Optional[Tensor]:
 
 
 @torch.no_grad()
-def last_row_peak(net: Transformer, asked: Rows) -> float:
-    """Mean over layers, rows and heads of the largest attention weight of the last token; 0 without attention."""
+def last_row_peak(net: Transformer, asked: Rows) -> tuple[float, bool]:
+    """Mean over layers, rows and heads of the largest attention weight of the last token, 0 without attention; and
+    whether a cap on the scores is nearly reached, from where on only rounding would grow."""
     peaks: list[float] = []
+    full: list[bool] = []
 
     def spied(inner: Any) -> Any:
         def attention(q: Tensor, k: Tensor, v: Tensor, scores: Any, rendered: Any, **how: Any) -> Tensor:
             if bool(q.any()):  # not the uniform part of shaped attention
                 _, probs = probabilities(q, k, scores, scale=how["scale"])
                 peaks.append(float(probs[:, :, -1].amax(-1).mean()))
+                if scores.softcap is not None:
+                    bare, _ = probabilities(q, k, Scores(softcap=scores.softcap), scale=how["scale"])
+                    full.append(float(bare.abs().amax()) > NEARLY * scores.softcap)
             return inner(q, k, v, scores, rendered, **how)
 
         return attention
 
     with wrapped(net, spied):
         asked.call(net)
-    return sum(peaks) / len(peaks) if peaks else 0.0
+    return (sum(peaks) / len(peaks) if peaks else 0.0), any(full)
 
 
 @contextmanager

@@ -61,13 +61,6 @@ class Plan:
         """The implementation behind each operation."""
         return {**self.ops.names, **self.skeleton.paths()}
 
-    def known_failures(self) -> dict[str, str]:
-        """What parts declare to be wrong with themselves, by the property that fails: {"causality": why}."""
-        found: dict[str, str] = {}
-        for module in self.skeleton.modules():
-            found |= getattr(module, "known_failures", {})
-        return found
-
     def resolved(self) -> dict[str, Any]:
         """What `auto` and null became; recorded, and used again by resume and verify."""
         return {

@@ -87,7 +87,7 @@ def train_claimed(
         choices=loaded.choices,
         changes=changes(exp),
         seeds=exp.seeds(),
-        known_failures=plan.known_failures(),
+        known_failures=plan.skeleton.known_failures(),
         parameters=plan.n_parameters,
         flops_per_token=plan.flops_per_token,
         data=prepared.info,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlab.kernels.ops import wide
+from lmlab.kernels.ops import capped, wide
 from lmlab.kernels.scores import Scores
 
 
@@ -85,9 +85,8 @@ def dense(
 
 def plain_softmax(product_BHTS: Tensor, mask: Optional[Tensor], cap: Optional[float]) -> Tensor:
     """softmax(cap · tanh(product / cap) + mask), the mask of any shape that broadcasts."""
-    if cap is not None:
-        product_BHTS = torch.tanh(product_BHTS / cap) * cap
-    return torch.softmax(product_BHTS if mask is None else product_BHTS + mask, -1)
+    logits_BHTS = capped(product_BHTS, cap)
+    return torch.softmax(logits_BHTS if mask is None else logits_BHTS + mask, -1)
 
 
 class Softmax(torch.autograd.Function):
@@ -166,9 +165,8 @@ def probabilities(q_BTHC: Tensor, k_BSKC: Tensor, scores: Scores, *, scale: floa
     −inf, the probabilities of a query that sees nothing are 0."""
     dtype, (T, H), (S, K) = wide(q_BTHC.dtype), q_BTHC.shape[1:3], k_BSKC.shape[1:3]
     k_BSHC = k_BSKC.repeat_interleave(H // K, 2)
-    logits = torch.einsum("bthc,bshc->bhts", q_BTHC.to(dtype), k_BSHC.to(dtype)) * scale
-    if scores.softcap is not None:
-        logits = torch.tanh(logits / scores.softcap) * scores.softcap
+    product = torch.einsum("bthc,bshc->bhts", q_BTHC.to(dtype), k_BSHC.to(dtype)) * scale
+    logits = capped(product, scores.softcap)
     bias = scores.bias(range(T), range(S), dtype)
     logits = logits if bias is None else logits + bias
     seen = scores.seen(range(T), range(S), T, S, q_BTHC.device)

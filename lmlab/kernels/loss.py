@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmlab.kernels.ops import wide
+from lmlab.kernels.ops import capped, wide
 
 
 def chunk_rows(device: torch.device, n_vocab: int) -> int:
@@ -35,9 +35,7 @@ def linear_cross_entropy(
     softcap: Optional[float] = None,
 ) -> Tensor:
     """Σ weight · nats of cap(scale · hidden · headᵀ), with all logits in memory in at least fp32."""
-    logits_NV = F.linear(hidden_ND, head_VD).to(wide(hidden_ND.dtype)) * scale
-    if softcap is not None:
-        logits_NV = torch.tanh(logits_NV / softcap) * softcap
+    logits_NV = capped(F.linear(hidden_ND, head_VD).to(wide(hidden_ND.dtype)) * scale, softcap)
     return (F.cross_entropy(logits_NV, targets_N, reduction="none") * weights_N).sum()
 
 

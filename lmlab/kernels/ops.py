@@ -71,6 +71,11 @@ class Ops:
         return self  # functions only: a copied model shares them
 
 
+def capped(x: Tensor, cap: Optional[float]) -> Tensor:
+    """cap · tanh(x / cap), a soft bound on scores or logits (Gemma 2 2024, 2408.00118); x itself without a cap."""
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of statistics for values of `dtype`: at least fp32, so that float64 stays float64."""
     return torch.promote_types(dtype, torch.float32)

@@ -82,8 +82,6 @@ class SoftmaxAttention(nn.Module):
         if self.ops.attention_default is not None:
             return self.ops.attention_default, "the default of these kernels"
         plain = scores.plain_causal() and not scores.biased and self.softcap is None
-        if plain and device.type != "cpu":
-            return "sdpa", f"fused on {device.type}"
         if not plain and S > TILED_MIN_KEYS and not self.dropout and device.type == "cpu":
             return "tiled", f"a mask or bias over more than {TILED_MIN_KEYS} keys"
         if self.softcap is not None:

@@ -20,7 +20,7 @@ from lmlab.kernels.ops import Ops
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
 from lmlab.model.init import ZEROS, Rule
-from lmlab.model.rope_scaling import DynamicNTK, Scaling, plain
+from lmlab.model.rope_scaling import Scaling, plain
 
 
 class PosTables(NamedTuple):
@@ -127,12 +127,12 @@ class Rope(Position):
         self.pairing, self.angles, self.scaling = spec.pairing, Angles(spec.theta, width), Scaling(spec, dims, ops)
 
     def scale_by(self, scaling: Scaling) -> None:
-        self.scaling, self.needs_length = scaling, isinstance(scaling, DynamicNTK)
+        self.scaling, self.needs_length = scaling, scaling.needs_length
         self.angles.frequencies = scaling.frequencies
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
         cos, sin = self.angles(q_pos_BT)
-        if isinstance(self.scaling, DynamicNTK):
+        if self.needs_length:
             cos, sin = self.grown(q_pos_BT, length_BT, k_pos_BS.shape[1], cos, sin)
         magnitude = self.scaling.magnitude
         return PosTables(cos=cos[:, :, None], sin=sin[:, :, None], pairing=self.pairing, magnitude=magnitude)
@@ -141,14 +141,12 @@ class Rope(Position):
         self, positions_BT: Tensor, length_BT: Optional[Tensor], S: int, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The tables of rows longer than the original length; of the others those that are handed in."""
-        scaling = self.scaling
-        assert isinstance(scaling, DynamicNTK)
         if length_BT is None:
             length_BT = torch.full((1, 1), S, device=positions_BT.device)
-        longer = scaling.longer(shared_row(length_BT))[..., None]
+        longer = self.scaling.longer(shared_row(length_BT))[..., None]
         if longer.device.type == "cpu" and not bool(longer.any()):
             return cos, sin
-        frequencies = scaling.grown(self.angles.theta, self.angles.width, shared_row(length_BT))
+        frequencies = self.scaling.grown(self.angles.theta, self.angles.width, shared_row(length_BT))
         angles = shared_row(positions_BT)[..., None].double() * frequencies
         return torch.where(longer, angles.cos(), cos), torch.where(longer, angles.sin(), sin)
 

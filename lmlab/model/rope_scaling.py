@@ -27,20 +27,28 @@ class Scaling:
     """Base and `rope_scaling=none`: the plain frequencies."""
 
     magnitude = 1.0
+    needs_length = False  # True: it also has `longer` and `grown`
 
     def __init__(self, spec: specs.Spec, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        self.spec, self.seq_len = spec, dims.seq_len
+        """Made like every part."""
 
     def frequencies(self, theta: float, width: int, device: torch.device) -> Tensor:
         """(width/2,) float64."""
         return plain(theta, width, device)
+
+    def longer(self, length_BT: Tensor) -> Tensor:
+        """Which rows are turned otherwise than by `frequencies`."""
+        return torch.zeros_like(length_BT, dtype=torch.bool)
+
+    def grown(self, theta: float, width: int, length_BT: Tensor) -> Tensor:
+        """(…, width/2) float64: the frequencies of tokens in rows of these lengths; used where a row is `longer`."""
+        raise AssertionError("asked only where a row is longer")
 
 
 class PI(Scaling):
     """Position interpolation: m → m/s (Chen et al. 2023, 2306.15595)."""
 
     def __init__(self, spec: specs.PI, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        super().__init__(spec, dims, ops, layer)
         self.factor = spec.factor
 
     def frequencies(self, theta: float, width: int, device: torch.device) -> Tensor:
@@ -51,7 +59,6 @@ class NTK(Scaling):
     """base' = base · s^(d/(d−2)): the fastest pair is kept, the slowest is divided by s (bloc97 2023)."""
 
     def __init__(self, spec: specs.NTK, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        super().__init__(spec, dims, ops, layer)
         self.factor = spec.factor
 
     def frequencies(self, theta: float, width: int, device: torch.device) -> Tensor:
@@ -70,16 +77,15 @@ class DynamicNTK(Scaling):
     The length is an input, fixed for a row: the same token in a longer row is turned otherwise.
     """
 
+    needs_length = True
+
     def __init__(self, spec: specs.DynamicNTK, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        super().__init__(spec, dims, ops, layer)
         self.factor, self.original = spec.factor, spec.original(dims.seq_len)
 
     def longer(self, length_BT: Tensor) -> Tensor:
-        """Which rows are turned otherwise than plainly."""
         return length_BT > (self.original if self.factor > 1 else math.inf)
 
     def grown(self, theta: float, width: int, length_BT: Tensor) -> Tensor:
-        """(…, width/2): the frequencies of tokens in rows of these lengths; only asked for where a row is `longer`."""
         growth = self.factor * length_BT.clamp_min(self.original).double() / self.original - (self.factor - 1)
         base = theta * growth ** (width / (width - 2)) if width > 2 else torch.full_like(growth, theta)
         even = torch.arange(0, width, 2, dtype=torch.float64, device=length_BT.device)
@@ -91,7 +97,6 @@ class YaRN(Scaling):
     0.1·ln s + 1 (Peng et al. 2023, 2309.00071). The ramp's ends are counted on the original length."""
 
     def __init__(self, spec: specs.YaRN, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        super().__init__(spec, dims, ops, layer)
         self.factor, self.original = spec.factor, spec.original(dims.seq_len)
         self.beta_fast, self.beta_slow = spec.beta_fast, spec.beta_slow
         own = 0.1 * math.log(self.factor) + 1
@@ -120,7 +125,6 @@ class Llama3(Scaling):
     L / wavelength (Llama 3.1 2024, 2407.21783)."""
 
     def __init__(self, spec: specs.Llama3, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        super().__init__(spec, dims, ops, layer)
         self.factor, self.original = spec.factor, spec.original(dims.seq_len)
         self.low, self.high = spec.low_freq_factor, spec.high_freq_factor
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmlab.errors import LmlabError
-from lmlab.kernels.ops import Ops
+from lmlab.kernels.ops import Ops, capped
 from lmlab.model.block import Parts
 from lmlab.model.dims import Dims
 from lmlab.model.init import draw_
@@ -141,9 +141,7 @@ class Transformer(nn.Module):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """(B, T, V), scaled, then capped."""
         logits_BTV = F.linear(x_BTD, self.head_weight)
-        logits_BTV = logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale
-        cap = self.logit_softcap
-        return logits_BTV if cap is None else torch.tanh(logits_BTV / cap) * cap
+        return capped(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, self.logit_softcap)
 
     def compile_blocks(self) -> None:
         """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without
@@ -153,6 +151,14 @@ class Transformer(nn.Module):
         config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
         for block in self.blocks:
             block.compile(fullgraph=True)
+
+    def known_failures(self) -> dict[str, str]:
+        """What its parts declare to be wrong with themselves: {row of `lmlab check`: why}."""
+        found: dict[str, str] = {}
+        for module in self.modules():
+            if module is not self:
+                found |= getattr(module, "known_failures", {})
+        return found
 
     def paths(self) -> dict[str, str]:
         """Which implementation each operation used, for the manifest; attention after a forward says why as well."""

@@ -60,7 +60,7 @@ def test_what_does_not_apply_says_why() -> None:
 
 
 def test_a_cap_that_keeps_attention_flat_is_said() -> None:
-    assert "a cap on the scores" in row_of("attn.softcap=0.05", "oracle").figure
+    assert "the cap on the scores is reached" in row_of("attn.softcap=0.05", "oracle").figure
 
 
 def test_the_loss_at_step_0_is_judged_by_ln_v() -> None:
