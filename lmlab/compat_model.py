@@ -11,6 +11,7 @@ from lmlab.model.spec import (
     MLA,
     NTK,
     T5,
+    DeepNorm,
     DynamicNTK,
     FfnSpec,
     HeadsSpec,
@@ -76,6 +77,9 @@ def rotary_width(e: Experiment) -> Wrong | None:
         return None
     size = e.arch.attn.rotary_size(e.model.d_model, e.model.n_heads)
     d = width(size)
+    if d == 2 and isinstance(e.pos, Rope) and e.pos.theta != Rope().theta:
+        message = f"`pos.theta` is {e.pos.theta:g}, and a single pair turns, by one radian a token whatever it is"
+        return message, "leave pos.theta out, or use a larger head size or pos.fraction"
     if (d >= 2 and d % 2 == 0) or heads_split_width(e):
         return None
     what = "`attn.rope_dim`" if isinstance(e.attn, MLA) else "the head size"
@@ -108,11 +112,24 @@ def learned_table(e: Experiment) -> Wrong | None:
 
 
 def t5_buckets(e: Experiment) -> Wrong | None:
-    if not isinstance(e.pos, T5) or e.pos.max_distance > e.pos.n_buckets // 2:
+    if not isinstance(e.pos, T5):
         return None
     exact = e.pos.n_buckets // 2
+    if e.pos.max_distance > exact:
+        return _distances_reached(e, e.pos, exact)
     message = f"`pos.max_distance` is {e.pos.max_distance}, but half of `pos.n_buckets` {e.pos.n_buckets} stand for one"
     return f"{message} distance each: the others would be empty", f"use pos.max_distance={4 * exact}, or fewer buckets"
+
+
+def _distances_reached(e: Experiment, pos: T5, exact: int) -> Wrong | None:
+    """A max_distance of the user's own where no key is farther than the buckets that stand for one distance each."""
+    windows = [e.arch.attn.layer_window(layer) for layer in range(e.model.n_layers)]
+    far = max(e.model.seq_len if w is None else min(w, e.model.seq_len) for w in windows) - 1
+    if far > exact or pos.max_distance == T5().max_distance:
+        return None
+    message = f"`pos.max_distance` is {pos.max_distance}, and no key is farther than {far}, where half of"
+    hint = f"use pos.n_buckets={max(2, far)} or fewer, or leave pos.max_distance at {T5().max_distance}"
+    return f"{message} `pos.n_buckets` {pos.n_buckets} stand for one distance each: it would do nothing", hint
 
 
 def ffn_width(e: Experiment) -> Wrong | None:
@@ -135,6 +152,11 @@ def norm_none(e: Experiment) -> Wrong | None:
     where = f"`block={e.block.name}`" if type(e.block) in (PostNorm, Sandwich, Reordered) else None
     where = "`block.n_norms` 2" if isinstance(e.block, Parallel) and e.block.n_norms == 2 else where
     where = "`model.embed_norm` true" if e.model.embed_norm else where
+    if isinstance(e.block, DeepNorm):
+        message = (
+            "`block=deepnorm` multiplies the residual by alpha at every layer, and `norm=none` never brings it back"
+        )
+        return message, "use another norm, or block=prenorm"
     if where is None:
         return None
     message = f"{where} says where a norm stands, and `norm=none` is no norm: it would do nothing"
@@ -200,11 +222,11 @@ def window(e: Experiment) -> Wrong | None:
     size, length = e.arch.attn.window, e.model.seq_len
     if size == 1:
         message = "`attn.window` is 1: a token would see itself alone, and q, k and positions would do nothing"
-        return message, f"use attn.window=2 or another number up to {length}, or null"
-    if size is None or size <= length:
+        return message, f"use attn.window=2 or another number below {length}, or null"
+    if size is None or size < length:
         return None
-    message = f"`attn.window` is {size}, longer than `model.seq_len` {length}: no token would be left out"
-    return message, f"use attn.window={max(1, length // 2)} or another number up to {length}, or null"
+    message = f"`attn.window` is {size}, and `model.seq_len` is {length}: no token would be left out"
+    return message, f"use attn.window={max(2, length // 2)} or another number below {length}, or null"
 
 
 def pattern(e: Experiment) -> Wrong | None:
@@ -218,6 +240,11 @@ def pattern(e: Experiment) -> Wrong | None:
         return f"`attn.pattern` {letters} says which layers have a window, and `attn.window` is null", hint
     if "S" not in letters:
         return f"`attn.pattern` {letters} has no S: `attn.window` would do nothing", "use attn.window=null, or an S"
+    if "L" not in letters:
+        return (
+            f"`attn.pattern` {letters} has no L: null says the same, a window in every layer",
+            "use attn.pattern=null",
+        )
     if len(letters) > layers:
         message = f"`attn.pattern` {letters} has {len(letters)} letters, and `model.n_layers` is {layers}"
         return f"{message}: the last ones would do nothing", f"use at most {layers} letters, like {letters[-layers:]}"
@@ -261,6 +288,8 @@ def left_out(e: Experiment) -> Wrong | None:
 def remarks(e: Experiment) -> list[str]:
     """What is allowed and yet should be known before training."""
     s, length = e.rope_scaling, e.model.seq_len
+    if getattr(s, "factor", None) == 1:
+        return [f"rope_scaling={s.name} with a factor of 1 changes nothing"]
     if isinstance(s, DynamicNTK) and s.original(length) >= length:
         return [
             f"rope_scaling=dynamic_ntk changes nothing in rows up to {s.original(length)} tokens, only in longer ones"

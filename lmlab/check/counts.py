@@ -226,7 +226,8 @@ def first_loss(c: Composed) -> Row:
         n = sum(p.numel() for p in Transformer(arch, vocab, ops).parameters())
     arch = runnable(arch) if n <= MOST else c.arch
     net = build(arch, vocab, ops, seed=c.experiment.seeds()["init"], device="cpu").eval()
-    B, T = 2, min(arch.model.seq_len, 128)
+    T = min(arch.model.seq_len, 128)
+    B = -(-256 // T)
     drawn = torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         out = net(drawn[:, :-1], torch.arange(T).expand(B, T), targets_BT=drawn[:, 1:])

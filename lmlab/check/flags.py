@@ -37,6 +37,7 @@ Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -
 # field's already; null takes away what would hide the field or forbid the probe.
 CONTEXT: dict[str, dict[str, Any]] = {
     "attn.pattern": {"attn.window": 8},
+    "attn.window": {"attn.pattern": None},
     "attn.v_proj": {"attn.weights": "shaped", "attn.head_dim": None},
     "attn.o_proj": {"attn.weights": "shaped", "attn.head_dim": None, "attn.bias_o": False},
     "attn.dropout": {"attn.backend": "auto"},
@@ -50,7 +51,14 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "model.d_model": {"attn.head_dim": None},
     "model.seq_len": {"attn.window": None, "pos.max_len": None},
     "model.logit_scale": {"model.logit_softcap": None},
-    "pos.max_len": {},
+    "pos.max_distance": {"attn.window": None, "attn.pattern": None},
+    "pos.theta": {"attn.head_dim": None, "attn.rope_dim": None},
+    "pos.fraction": {"attn.head_dim": None, "attn.rope_dim": None},
+    "rope_scaling.original_len": {"rope_scaling.factor": 8.0},
+    "rope_scaling.beta_fast": {"rope_scaling.factor": 8.0},
+    "rope_scaling.beta_slow": {"rope_scaling.factor": 8.0},
+    "rope_scaling.low_freq_factor": {"rope_scaling.factor": 8.0},
+    "rope_scaling.high_freq_factor": {"rope_scaling.factor": 8.0},
     "seed.dropout": {"model.dropout": 0.1},
     "seed.all": {"seed.init": None, "seed.data": None, "seed.dropout": None},
     "train.max_steps": {"train.max_minutes": None, "train.max_flops": None},
@@ -113,9 +121,9 @@ def _flags(experiment: Experiment, groups: Sequence[str]) -> Iterator[Flag]:
 
 def _others(field: Field, probe: Any) -> list[Any]:
     """Where the probe is what the composition has, is refused, or happens to change nothing (a width that is a multiple
-    of it already): the default, the other choices, half as much again."""
+    of it already): the default, the other choices, half as much again, 1."""
     number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
-    more = [type(probe)(probe * 1.5)] if number else []
+    more = [type(probe)(probe * 1.5), type(probe)(1)] if number else []
     return [field.default, *field.choices, *(v for v in more if problem(v, field) is None)]
 
 

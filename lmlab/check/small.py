@@ -40,12 +40,15 @@ def narrowed(arch: Arch) -> Arch:
     m = arch.model
     K = arch.attn.kv_heads(m.n_heads)
     heads, kv = _heads(m.n_heads, K)
+    full = getattr(arch.pos, "width", None)
+    several = callable(full) and full(arch.attn.rotary_size(m.d_model, m.n_heads)) >= 4
+    least = 4 if several else 2  # of one pair theta would say nothing
     start = max(8, 2 * (WIDTH // heads // 2))
     for C in sorted((*range(2, 66, 2), m.d_model // m.n_heads), key=lambda c: abs(c - start)):
         found = _at(arch, heads, kv, C)
         width = getattr(found.pos, "width", None)
-        turned = width(found.attn.rotary_size(found.model.d_model, heads)) if callable(width) else 2
-        if turned >= 2 and turned % 2 == 0:
+        turned = width(found.attn.rotary_size(found.model.d_model, heads)) if callable(width) else least
+        if turned >= least and turned % 2 == 0:
             return found
     return arch
 

@@ -68,7 +68,10 @@ def _refuse_taken(group: str, name: str, target: Path, paths: list[Path]) -> Non
     if not target.is_dir():
         raise LmlabError(f"`--dir` names {target}, which is not a folder", f"mkdir -p {target}")
     if there := [str(p) for p in paths if p.exists()]:
-        raise LmlabError(f"{' and '.join(there)} is here already", "choose another name: nothing is overwritten")
+        raise LmlabError(
+            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} here already",
+            "choose another name: nothing is overwritten",
+        )
     if name in entries(group):
         raise LmlabError(f"`{group}={name}` is one of lmlab's own", f"choose another name, like my_{name}")
     if find_spec(name) is not None:

@@ -177,3 +177,27 @@ def test_a_field_that_is_no_longer_read_is_named(monkeypatch: pytest.MonkeyPatch
 def test_what_is_typed_already_is_probed_all_the_same() -> None:
     row = dead("optim.lr=0.01 attn.window=64 model.n_heads=2 seed=3", ("attn", "model", "optim", "seed"))
     assert (row.state, row.reason) == ("pass", ""), row
+
+
+@pytest.mark.parametrize(
+    ("line", "groups"),
+    [
+        ("attn.window=8 attn.pattern=SL", ("attn",)),
+        ("attn=mla pos=t5 attn.window=12 attn.pattern=SSL", ("attn", "pos")),
+        ("pos=t5 attn.window=64", ("pos", "attn")),
+        ("preset=neox", ("pos",)),
+        ("preset=gpt2", ("train",)),
+        ("train.batch_tokens=1024", ("train",)),
+        ("rope_scaling=yarn rope_scaling.factor=1", ("rope_scaling",)),
+        ("attn.head_dim=2", ("pos",)),
+    ],
+)
+def test_fields_that_act_are_not_called_dead_where_a_check_shrinks_them(line: str, groups: Sequence[str]) -> None:
+    row = dead(line, groups)
+    assert row.state == "pass", row.reason
+
+
+@pytest.mark.parametrize("line", ["attn.weights=shaped attn.softcap=5", "attn.softcap=3 attn.scale=2"])
+@pytest.mark.parametrize("name", ["kernels = reference", "backends agree"])
+def test_a_cap_is_not_scaled_past_itself(line: str, name: str) -> None:
+    assert row_of(line, name).state == "pass"

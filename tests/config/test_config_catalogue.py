@@ -64,7 +64,7 @@ def test_every_part_file_composes_to_what_it_says(nth: int) -> None:
     else:
         chosen["pos"] = entries("pos")["rope"]
     if chosen["norm"].label == "none":
-        chosen["block"] = entries("block")["deepnorm"]
+        chosen["block"] = entries("block")["prenorm"]
     words = [f"{group}={entry.label}" for group, entry in chosen.items()]
     words += [need for word in words for need in NEEDED.get(word, ())] + ["train.batch_tokens=65536"]
     experiment = load(words).experiment
