@@ -9,14 +9,10 @@ import torch
 
 from lmlab.check import counts, invariants, kernels
 from lmlab.check.composed import Composed
-from lmlab.check.rows import Row, attempted, known, not_asked
+from lmlab.check.rows import Row, attempted, known
 from lmlab.config.tree import Experiment
 
 Ask = Callable[[Composed], Row]
-
-
-def cached(c: Composed) -> Row:
-    return not_asked("cached = full", "the model keeps no cache yet")
 
 
 QUICK: dict[str, Ask] = {
@@ -35,7 +31,7 @@ ROWS: dict[str, Ask] = {
     "packed = alone": invariants.packed,
     "padded = alone": invariants.padded,
     "batched = alone": invariants.batched,
-    "cached = full": cached,
+    "cached = full": invariants.cached,
     "micro-batches = whole": invariants.micro_batches,
     "gradients": invariants.every_gradient,
     "loss at step 0": counts.first_loss,

@@ -14,6 +14,7 @@ from torch import Tensor
 from lmlab.check import oracle
 from lmlab.check.composed import Composed, Rows, as_dict, gradients
 from lmlab.check.rows import EXACT, Row, distance, gradient_distance, judged, not_asked
+from lmlab.model.cache import Cache, CacheIgnored
 from lmlab.model.transformer import Transformer
 
 FAR = 4096  # positions are asked for beyond it
@@ -237,6 +238,27 @@ def batched(c: Composed) -> Row:
         alone = _alone(Rows(asked.tokens_BT[b : b + 1], asked.positions_BT[b : b + 1]), cut, c.T)
         off = max(off, distance(found[b : b + 1, cut:], logits(c.net, alone)))
     return judged("batched = alone", off)
+
+
+@torch.no_grad()
+def cached(c: Composed) -> Row:
+    """A row in chunks of any size, by a cache of keys and values, is the whole row."""
+    asked, off = c.rows(), {}
+    full = logits(c.net, asked)
+    length = torch.full((2, 1), c.T) if c.net.pos.needs_length else None
+    for size in sorted({1, 3, 7, c.T}):
+        cache, found = Cache(c.net), []
+        for start in range(0, c.T, size):
+            part = slice(start, start + size)
+            asked_for = asked.tokens_BT[:, part], asked.positions_BT[:, part]
+            try:
+                found.append(c.net(*asked_for, length_BT=length, cache=cache).logits_BTV)
+            except CacheIgnored as ignored:
+                return not_asked("cached = full", ignored.message)
+        off[size] = distance(torch.cat(found, 1), full)
+    worst = max(off, key=lambda size: (off[size] != off[size], off[size]))
+    row = judged("cached = full", off[worst])
+    return row if row.state == "pass" else dataclasses.replace(row, figure=f"{row.figure} (chunks of {worst})")
 
 
 def micro_batches(c: Composed) -> Row:

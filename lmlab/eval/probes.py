@@ -231,6 +231,7 @@ def _part(scores: Scores, rows: slice, heads: slice) -> Scores:
         documents=both(scores.documents),
         positions=both(scores.positions),
         valid_BS=None if scores.valid_BS is None else scores.valid_BS[rows],
+        kept_BS=None if scores.kept_BS is None else some(scores.kept_BS),
         slope_H=None if scores.slope_H is None else scores.slope_H[heads],
         bias_HR=None if scores.bias_HR is None else scores.bias_HR[heads],
     )

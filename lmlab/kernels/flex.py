@@ -44,12 +44,14 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask_mod(scores: Scores, T: int, S: int) -> Callable[..., Tensor]:
     causal, window, documents, valid_BS = scores.causal, scores.window, scores.documents, scores.valid_BS
+    kept_BS = scores.kept_BS
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         own = q + (S - T)
         seen = k <= own if causal else k >= 0
         if window is not None:
-            seen = seen & (k > own - window)
+            near = k > own - window
+            seen = seen & (near if kept_BS is None else near | _at(kept_BS, b, k))
         if documents is not None:
             seen = seen & (_at(documents[0], b, q) == _at(documents[1], b, k))
         return seen if valid_BS is None else seen & _at(valid_BS, b, k)

@@ -24,6 +24,7 @@ class Scores(NamedTuple):
     window: Optional[int] = None  # keys seen up to the query, counting its own
     documents: Optional[tuple[Tensor, Tensor]] = None  # ids (1 or B, T) of the queries, (1 or B, S) of the keys
     valid_BS: Optional[Tensor] = None  # False = padding
+    kept_BS: Optional[Tensor] = None  # True = a key that the window does not hide (attention sinks)
     positions: Optional[tuple[Tensor, Tensor]] = None  # (1 or B, T) and (1 or B, S): what a bias is a function of
     slope_H: Optional[Tensor] = None  # bias −slope · distance
     bias_HR: Optional[Tensor] = None  # bias at distance R; the last holds from there on; may want a gradient
@@ -44,8 +45,11 @@ class Scores(NamedTuple):
         if self.causal or self.window is not None:
             ones = torch.ones(len(rows), len(keys), dtype=torch.bool, device=device)
             own = rows.start + S - T - keys.start  # the column of the first query's own key
-            seen = ones.tril(own) if self.causal else ones
-            seen = (seen if self.window is None else seen.triu(own - self.window + 1))[None, None]
+            seen = (ones.tril(own) if self.causal else ones)[None, None]
+            if self.window is not None:
+                near = ones.triu(own - self.window + 1)
+                kept = None if self.kept_BS is None else self.kept_BS[:, None, None, keys.start : keys.stop]
+                seen = seen & (near if kept is None else near | kept)
         if self.documents is not None:
             q_BT, k_BS = (
                 ids[:, part.start : part.stop] for ids, part in zip(self.documents, (rows, keys), strict=True)

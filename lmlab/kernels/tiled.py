@@ -46,7 +46,7 @@ def tiles(scores: Scores, T: int, S: int) -> Iterator[tuple[range, list[Tile]]]:
         rows = range(first, min(first + ROWS, T))
         oldest, newest = rows[0] + S - T, rows[-1] + S - T  # the keys at the first and the last query
         stop = min(S, newest + 1) if scores.causal else S
-        start = 0 if scores.window is None else max(0, oldest - scores.window + 1)
+        start = 0 if scores.window is None or scores.kept_BS is not None else max(0, oldest - scores.window + 1)
         parts = (range(key, min(key + KEYS, stop)) for key in range(start, stop, KEYS))
         yield rows, [Tile(rows, keys, _acting(scores, keys, oldest, newest)) for keys in parts]
 
@@ -196,22 +196,22 @@ def _backward(
 
 
 _SCORES = (
-    "bool causal, SymInt? window, Tensor? q_ids, Tensor? k_ids, Tensor? valid, Tensor? q_pos, Tensor? k_pos,"
-    " Tensor? slope, Tensor? bias, float? softcap"
+    "bool causal, SymInt? window, Tensor? q_ids, Tensor? k_ids, Tensor? valid, Tensor? kept,"
+    " Tensor? q_pos, Tensor? k_pos, Tensor? slope, Tensor? bias, float? softcap"
 )
 
 
 def _flat(s: Scores) -> tuple[Any, ...]:
     """A Scores as the arguments that an operator can have, in the order of `_SCORES`."""
     ids, positions = s.documents or (None, None), s.positions or (None, None)
-    return s.causal, s.window, *ids, s.valid_BS, *positions, s.slope_H, s.bias_HR, s.softcap
+    return s.causal, s.window, *ids, s.valid_BS, s.kept_BS, *positions, s.slope_H, s.bias_HR, s.softcap
 
 
 def _unflat(
-    causal: bool, window: Optional[int], q_ids: Any, k_ids: Any, valid: Any, q: Any, k: Any, *rest: Any
+    causal: bool, window: Optional[int], q_ids: Any, k_ids: Any, valid: Any, kept: Any, q: Any, k: Any, *rest: Any
 ) -> Scores:
     documents, positions = (None if a is None else (a, b) for a, b in ((q_ids, k_ids), (q, k)))
-    return Scores(causal, window, documents, valid, positions, *rest)
+    return Scores(causal, window, documents, valid, kept, positions, *rest)
 
 
 def _forward_fake(q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, scale: float, *flat: Any) -> tuple[Tensor, Tensor]:

@@ -62,25 +62,27 @@ class SoftmaxAttention(nn.Module):
 
     def prepare(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor, dtype: torch.dtype) -> View:
         """Mask, window and positions as the backend wants them."""
-        mask = mask if self.window is None else mask & window(self.window)
-        tables = tables if self.has_positions else PosTables()
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
+        mask = mask if self.window is None or self.window >= S else mask & window(self.window)
+        tables = tables if self.has_positions else PosTables()
         scores = mask.scores(
             positions=(shared_row(q_pos_BT), shared_row(k_pos_BS)) if tables.biased else None,
             slope_H=tables.slope_H,
             bias_HR=tables.bias_HR,
             softcap=self.softcap,
         )
-        backend, why = self.choose(scores, S, self.ops.device if device.type == "meta" else device, dtype)
+        backend, why = self.choose(scores, T, S, self.ops.device if device.type == "meta" else device, dtype)
         rendered = self.ops.render[backend](scores, T, S, dtype, device)
         return View(backend, why, scores, rendered, tables.rotation(dtype))
 
-    def choose(self, scores: Scores, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    def choose(self, scores: Scores, T: int, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
         """The backend, and why: what `attn.backend` says, else a fixed rule of the scores, length, device and dtype."""
         if self.wanted != "auto":
             return self.wanted, "attn.backend"
         if self.ops.attention_default is not None:
             return self.ops.attention_default, "the default of these kernels"
+        if T == 1:  # nothing is as small as one row of scores
+            return ("sdpa", "a single query") if self.softcap is None else ("dense", "a cap on the scores")
         plain = scores.plain_causal() and not scores.biased and self.softcap is None
         if not plain and S > TILED_MIN_KEYS and not self.dropout and device.type == "cpu":
             return "tiled", f"a mask or bias over more than {TILED_MIN_KEYS} keys"
@@ -143,13 +145,12 @@ class Attention(SoftmaxAttention):
         B, T, _ = x_BTD.shape
         q_BTHC, k_BTKC, v_BTKC = self.project(x_BTD)
         q_BTHC, k_BTKC = self.rotate(q_BTHC, view), self.rotate(k_BTKC, view)
-        if cache is not None:
-            k_BTKC, v_BTKC = cache.append(k_BTKC, v_BTKC)
-        out_BTHC = self.attend(q_BTHC, k_BTKC, v_BTKC, view)
+        k_BSKC, v_BSKC = (k_BTKC, v_BTKC) if cache is None else cache.append(k_BTKC, v_BTKC)
+        out_BTHC = self.attend(q_BTHC, k_BSKC, v_BSKC, view)
         if self.mix is not None:
-            uniform = self.attend(torch.zeros_like(q_BTHC), k_BTKC, v_BTKC, view)
+            uniform = self.attend(torch.zeros_like(q_BTHC), k_BSKC, v_BSKC, view)
             own, softmax, flat = (m[:, None] for m in self.mix)
-            out_BTHC = own * v_BTKC[:, -T:] + softmax * out_BTHC - flat * uniform
+            out_BTHC = own * v_BTKC + softmax * out_BTHC - flat * uniform
         out_BTD = out_BTHC.reshape(B, T, -1)
         return out_BTD if self.o is None else self.o(out_BTD)
 

@@ -13,7 +13,7 @@ is key i + S − T.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Optional
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class Mask:
     window: Optional[int] = None  # keys seen up to the query, counting its own
     documents: Optional[tuple[Tensor, Tensor]] = None  # ids (B, T) of the queries, (B, S) of the keys
     valid_BS: Optional[Tensor] = None  # False = padding
+    kept_BS: Optional[Tensor] = None  # keys that no window hides
 
     def __and__(self, other: Mask) -> Mask:
         return Mask(
@@ -36,11 +37,13 @@ class Mask:
             window=min((w for w in (self.window, other.window) if w is not None), default=None),
             documents=_either(self.documents, other.documents),
             valid_BS=_both(self.valid_BS, other.valid_BS),
+            kept_BS=_both(self.kept_BS, other.kept_BS),
         )
 
     def scores(self, **more: Any) -> Scores:
         """What the backends render, with what positions and the layer add (lmlab/kernels/scores.py)."""
-        return Scores(causal=self.causal, window=self.window, documents=self.documents, valid_BS=self.valid_BS, **more)
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Scores(**own, **more)
 
     def lengths(self) -> Optional[Tensor]:
         """(B, 1 or T): the tokens of each query's document, of its row without padding; None = the whole row."""

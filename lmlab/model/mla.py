@@ -1,7 +1,9 @@
 """Multi-head latent attention: keys and values of all heads from one narrow latent per token, and one rotated key.
 
 Per head q and k are [nope | rope]; only the rope part turns. Two forms of the same function: naive makes every head's
-keys and values, absorbed attends in the latent, with k_up moved to the query's side and v_up to the output's.
+keys and values, absorbed attends in the latent, with k_up moved to the query's side and v_up to the output's. What is
+cached is [latent | rotated key], one for all heads; with keys from a cache the form is absorbed, for naive would make
+those of all earlier tokens again.
 """
 
 from __future__ import annotations
@@ -54,23 +56,23 @@ class MLA(SoftmaxAttention):
         plain_BTHC, turned_BTHC = q.view(B, T, self.n_heads, -1).split((self.nope, self.rope), -1)
         turned_BTHC = self.rotate(turned_BTHC, view)
         latent, key = self.kv_down(x_BTD).split((self.rank, self.rope), -1)
-        latent_BSR, key_BS1C = self.kv_norm(latent), self.rotate(key[:, :, None], view)
+        shared_BS1C = torch.cat((self.kv_norm(latent)[:, :, None], self.rotate(key[:, :, None], view)), -1)
         if cache is not None:
-            latent_BSR, key_BS1C = cache.append(latent_BSR, key_BS1C)
-        form = self.in_latent if self.absorbed else self.per_head
-        return self.o(form(plain_BTHC, turned_BTHC, latent_BSR, key_BS1C, view).reshape(B, T, -1))
+            (shared_BS1C,) = cache.append(shared_BS1C)
+        form = self.in_latent if self.absorbed or shared_BS1C.shape[1] > T else self.per_head
+        return self.o(form(plain_BTHC, turned_BTHC, shared_BS1C, view).reshape(B, T, -1))
 
-    def per_head(self, plain: Tensor, turned: Tensor, latent_BSR: Tensor, key_BS1C: Tensor, view: View) -> Tensor:
+    def per_head(self, plain: Tensor, turned: Tensor, shared_BS1C: Tensor, view: View) -> Tensor:
         """Every head's own keys and values (B, S, H, ·)."""
+        latent_BSR, key_BS1C = shared_BS1C[:, :, 0, : self.rank], shared_BS1C[..., self.rank :]
         made = self.ops.fan(latent_BSR, [self.k_up.weight, self.v_up.weight], None)
         k_plain, v_BSHC = (m.unflatten(-1, (self.n_heads, -1)) for m in made)
         k_BSHC = torch.cat((k_plain, key_BS1C.expand(-1, -1, self.n_heads, -1)), -1)
         return self.attend(torch.cat((plain, turned), -1), k_BSHC, v_BSHC, view)
 
-    def in_latent(self, plain: Tensor, turned: Tensor, latent_BSR: Tensor, key_BS1C: Tensor, view: View) -> Tensor:
+    def in_latent(self, plain: Tensor, turned: Tensor, shared_BS1C: Tensor, view: View) -> Tensor:
         """One key [latent | rotated key] and one value, the latent, for all heads."""
         k_up, v_up = (w.weight.view(self.n_heads, -1, self.rank) for w in (self.k_up, self.v_up))
         q_BTHR = torch.einsum("bthn,hnr->bthr", plain, k_up)
-        k_BS1R = torch.cat((latent_BSR[:, :, None], key_BS1C), -1)
-        out_BTHR = self.attend(torch.cat((q_BTHR, turned), -1), k_BS1R, latent_BSR[:, :, None], view)
+        out_BTHR = self.attend(torch.cat((q_BTHR, turned), -1), shared_BS1C, shared_BS1C[..., : self.rank], view)
         return torch.einsum("bthr,hvr->bthv", out_BTHR, v_up)

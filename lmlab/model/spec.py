@@ -242,6 +242,11 @@ class AttnSpec(Spec):
         """K, the number of key/value heads."""
         return n_heads
 
+    def cached(self, d_model: int, n_heads: int) -> tuple[tuple[int, int], ...]:
+        """(heads, channels) of each tensor that a layer's cache keeps of a token: keys, then values."""
+        sizes = self.head_size(d_model, n_heads), self.value_size(d_model, n_heads)
+        return tuple((self.kv_heads(n_heads), size) for size in sizes)
+
     def context_flops(self, d_model: int, n_heads: int) -> float:
         """Forward FLOPs of one query per key it attends to, all heads: 2·(channels of k + channels of v) each."""
         return 2 * n_heads * (self.head_size(d_model, n_heads) + self.value_size(d_model, n_heads))
@@ -343,6 +348,10 @@ class MLA(AttnSpec):
 
     def value_size(self, d_model: int, n_heads: int) -> int:
         return self.v_dim if self.v_dim is not None else d_model // n_heads
+
+    def cached(self, d_model: int, n_heads: int) -> tuple[tuple[int, int], ...]:
+        """The latent and the rotated key, shared by the heads."""
+        return ((1, self.latent_size(d_model) + self.rotary_size(d_model, n_heads)),)
 
     def context_flops(self, d_model: int, n_heads: int) -> float:
         """The absorbed form attends in the latent: its keys are kv_rank + rope_dim wide, its values kv_rank."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lmlab.errors import LmlabError
 from lmlab.kernels.ops import Ops, capped
 from lmlab.model.block import Parts
+from lmlab.model.cache import Cache
 from lmlab.model.dims import Dims
 from lmlab.model.init import draw_
 from lmlab.model.mask import CAUSAL, Mask, documents, padding
@@ -77,24 +78,35 @@ class Transformer(nn.Module):
         documents_BT: Optional[Tensor] = None,
         valid_BT: Optional[Tensor] = None,
         length_BT: Optional[Tensor] = None,
-        cache: Any = None,
+        cache: Optional[Cache] = None,
         targets_BT: Optional[Tensor] = None,
         weights_BT: Optional[Tensor] = None,
+        last: Optional[int] = None,
     ) -> Output:
         """Loss when targets are given, else logits. documents_BT: ids, attention stays inside one (positions then
         start again at each). valid_BT: False = padding. length_BT: (B, 1 or T) tokens that the text of each token has
-        or will have, for scalings that ask (None = of its document in the row). weights_BT: of each target in the loss
-        (None = 1)."""
-        if cache is not None:
-            raise LmlabError("this model keeps no cache", "call it with whole rows")
+        or will have, for scalings that ask (None = of its document in the row). cache: the tokens go on from what it
+        holds. weights_BT: of each target in the loss (None = 1). last: logits of so many last tokens only."""
         x_BTD = self.embedded(tokens_BT, positions_BT, valid_BT)
-        mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
-        mask = mask if valid_BT is None else mask & padding(valid_BT)
+        if cache is None:
+            mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
+            mask = mask if valid_BT is None else mask & padding(valid_BT)
+            views = self.views(mask, positions_BT, x_BTD.dtype, length_BT)
+        else:
+            if documents_BT is not None:
+                raise LmlabError("a cache knows no documents in a row", "give each document a row of its own")
+            cache.begin(tokens_BT, positions_BT, valid_BT, length_BT)
+            views = self.cached_views(cache, positions_BT, x_BTD.dtype, length_BT)
         stats = []
-        views = self.views(mask, positions_BT, x_BTD.dtype, length_BT)
-        for block, view in zip(self.blocks, views, strict=True):
-            x_BTD, found = block(x_BTD, view, valid_BT)
+        caches = [None] * len(self.blocks) if cache is None else cache.layers
+        for block, view, kept in zip(self.blocks, views, caches, strict=True):
+            x_BTD, found = block(x_BTD, view, valid_BT, kept)
             stats.append(found)
+        if cache is not None:
+            cache.appended()
+        if last is not None:
+            x_BTD = x_BTD[:, -last:]
+            valid_BT = None if valid_BT is None else valid_BT[:, -last:]
         if self.norm is not None:
             x_BTD = self.norm(x_BTD, valid_BT)
         if targets_BT is None:
@@ -124,6 +136,20 @@ class Transformer(nn.Module):
                 made[kind] = attn.prepare(mask, tables, positions_BT, positions_BT, dtype)
                 self._attention_used[_describe(attn, made[kind])] = None
             views.append(made[kind])
+        return views
+
+    def cached_views(
+        self, cache: Cache, positions_BT: Tensor, dtype: torch.dtype, length_BT: Optional[Tensor]
+    ) -> list[Any]:
+        """The same with the keys that each layer's cache holds, the new ones among them."""
+        tables = self.pos.tables(positions_BT, positions_BT, length_BT)
+        made: dict[Any, Any] = {}
+        views = []
+        for (kind, attn), kept in zip(self._attentions(), cache.layers, strict=True):
+            layout = kept.layout
+            if (kind, layout) not in made:
+                made[kind, layout] = attn.prepare(layout.mask, tables, positions_BT, layout.k_pos_BS, dtype)
+            views.append(made[kind, layout])
         return views
 
     def _attentions(self) -> list[tuple[Any, Any]]:

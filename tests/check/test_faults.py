@@ -17,6 +17,7 @@ from lmlab.kernels import attention
 from lmlab.kernels.attention import probabilities
 from lmlab.model import attn, block, pos
 from lmlab.model.attn import SoftmaxAttention, View
+from lmlab.model.cache import CacheKind, LayerCache, Layout
 from lmlab.model.mask import Mask
 from lmlab.model.transformer import Transformer
 from tests.check.conftest import composed, row_of
@@ -88,6 +89,24 @@ def positions_in_bf16(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pos.Angles, "__call__", lambda self, positions: angles(self, positions.bfloat16().long()))
 
 
+def keys_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LayerCache, "append", lambda self, k, v: tuple(x.flip(1) for x in APPEND(self, k, v)))
+
+
+def a_ring_too_wide(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CacheKind, "layout", lambda self, window: (None if window is None else window + 1, 0))
+
+
+def positions_of_the_chunk_alone(patch: pytest.MonkeyPatch) -> None:
+    begin = Layout.begin
+
+    def faulty(self: Layout, positions: Tensor, valid: Any) -> None:
+        begin(self, positions - positions[:, :1], valid)
+
+    patch.setattr(Layout, "begin", faulty)
+
+
+APPEND = LayerCache.append
 FAULTS: list[tuple[Plant, str, str, str]] = [
     (window_ignored, "attn.window=64", "causality", "windows allow"),
     (mask_after_softmax, "", "causality", "position"),
@@ -99,6 +118,9 @@ FAULTS: list[tuple[Plant, str, str, str]] = [
     (scale_squared, "", "oracle", "off by"),
     (alpha_on_one_residual, "block=deepnorm", "oracle", "off by"),
     (positions_in_bf16, "", "oracle", "(far positions)"),
+    (keys_in_another_order, "", "cached = full", "(chunks of"),
+    (a_ring_too_wide, "attn.window=64", "cached = full", "(chunks of"),
+    (positions_of_the_chunk_alone, "pos=alibi", "cached = full", "(chunks of"),
 ]
 NAMES = [f"{plant.__name__} {line} {name}" for plant, line, name, _ in FAULTS]
 

@@ -56,7 +56,11 @@ def test_what_does_not_apply_says_why() -> None:
     assert row_of("pos=learned", "shift") == Row(
         "shift", "n/a", "", "pos=learned adds something of each position to the embeddings"
     )
-    assert row_of("", "cached = full").state == "n/a"
+
+
+@pytest.mark.parametrize("line", ["attn.window=64 pos=alibi", "attn=mla rope_scaling=dynamic_ntk", "block=simplified"])
+def test_cached_is_full(line: str) -> None:
+    assert row_of(line, "cached = full").state == "pass"
 
 
 def test_a_cap_that_keeps_attention_flat_is_said() -> None:

@@ -185,9 +185,11 @@ def test_a_cap_on_the_scores_is_dense_or_tiled():
 )
 def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
     scores = mask.scores(slope_H=torch.ones(4) if biased else None)
-    chosen = lambda spec: part(spec).choose(scores, keys, torch.device("cpu"), dtype)[0]  # noqa: E731
+    chosen = lambda spec, T=keys: part(spec).choose(scores, T, keys, torch.device("cpu"), dtype)[0]  # noqa: E731
     assert chosen(specs.MHA()) == expected
     assert [chosen(specs.MHA(backend=name)) for name in BACKENDS] == BACKENDS
+    assert chosen(specs.MHA(), 1) == "sdpa"
+    assert chosen(specs.MHA(softcap=30.0), 1) == "dense"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

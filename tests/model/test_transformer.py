@@ -8,7 +8,6 @@ import itertools
 import pytest
 import torch
 
-from lmlab.errors import LmlabError
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model.transformer import Transformer, build
@@ -254,11 +253,6 @@ def test_training_goes_on_after_inference_mode(pos):
     with torch.inference_mode():
         net(tokens, positions)
     assert all(g.isfinite().all() for g in grads(net, tokens, positions, targets_BT=tokens).values())
-
-
-def test_a_cache_is_refused():
-    with pytest.raises(LmlabError, match="keeps no cache"):
-        model()(*rows(), cache=object())
 
 
 def test_a_plug_in_part_with_buffers_of_its_own_is_built(monkeypatch):
