@@ -7,8 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MODULES = ("train", "sweep", "eval", "report", "verify", "check", "options", "new", "runs", "data", "completion")
-OVERRIDES = ("train", "sweep", "eval", "check")  # commands that take key=value
+MODULES = (
+    "train",
+    "sweep",
+    "eval",
+    "generate",
+    "report",
+    "verify",
+    "check",
+    "options",
+    "new",
+    "runs",
+    "data",
+    "completion",
+)
+OVERRIDES = ("train", "sweep", "eval", "generate", "check")  # commands that take key=value
 EVERYWHERE = ("--help", "--debug")
 
 

@@ -12,6 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from lmlab.kernels.ops import wide
 
+FEW_ROWS = 64
+
 
 def fan_apart(x: Tensor, weights: Sequence[Tensor], biases: Optional[Sequence[Tensor]] = None) -> tuple[Tensor, ...]:
     """x · Wᵀ (+ b) for each weight, one by one."""
@@ -21,7 +23,10 @@ def fan_apart(x: Tensor, weights: Sequence[Tensor], biases: Optional[Sequence[Te
 
 
 def fan_packed(x: Tensor, weights: Sequence[Tensor], biases: Optional[Sequence[Tensor]] = None) -> tuple[Tensor, ...]:
-    """The same as one linear over the concatenated weights; nothing is stored packed."""
+    """The same as one linear over the concatenated weights; nothing is stored packed. Few rows (decoding) are not worth
+    the concatenation, which reads every weight once more."""
+    if not torch.compiler.is_compiling() and x.numel() < FEW_ROWS * x.shape[-1]:
+        return fan_apart(x, weights, biases)
     out = F.linear(x, torch.cat(tuple(weights)), None if biases is None else torch.cat(tuple(biases)))
     return out.split([w.shape[0] for w in weights], -1)
 

@@ -32,7 +32,10 @@ def rotate_interleaved(x_BTHC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def fused_rotate_half(x_BTHC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate_half` in fewer passes, forward and backward; the result lies in memory as (B, H, T, C)."""
-    return rotate_half(x_BTHC, cos, sin) if torch.compiler.is_compiling() else _RotateHalf.apply(x_BTHC, cos, sin)
+    single = x_BTHC.shape[1] == 1 and not torch.is_grad_enabled()  # a token at a time: calls cost more than passes
+    if torch.compiler.is_compiling() or single:
+        return rotate_half(x_BTHC, cos, sin)
+    return _RotateHalf.apply(x_BTHC, cos, sin)
 
 
 class _RotateHalf(torch.autograd.Function):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmlab.errors import LmlabError
 from lmlab.model.mask import Mask
@@ -244,7 +244,8 @@ class Cache:
         self.layouts = list(layouts.values())
         self.length_B1: Optional[Tensor] = None
         self._fed: list[tuple[Tensor, Tensor]] = []
-        self._versions = _versions(model)
+        self._parameters = list(model.parameters())
+        self._versions = self._changes()
 
     @property
     def columns(self) -> int:
@@ -262,7 +263,7 @@ class Cache:
         """Called by the model before its layers. Raises LmlabError: gradients are on, another model or length."""
         if torch.is_grad_enabled():
             raise LmlabError("a cache is for inference, and gradients are on", "call the model under torch.no_grad()")
-        if self._versions != _versions(self.model):
+        if self._versions != self._changes():
             raise LmlabError("the weights changed since the cache was begun", "make a new cache")
         if self.model.pos.needs_length:
             self._declare(length_BT)
@@ -270,6 +271,10 @@ class Cache:
         self._fed.append((tokens_BT, positions_BT))
         for layout in self.layouts:
             layout.begin(positions_BT, valid_BT)
+
+    def _changes(self) -> int:
+        """Grows with every change of a parameter in place."""
+        return sum(p._version for p in self._parameters)
 
     def _declare(self, length_BT: Optional[Tensor]) -> None:
         """Turned keys hold for one length only."""
@@ -296,13 +301,14 @@ class Cache:
         tokens, positions = (torch.cat(parts, 1) for parts in zip(*self._fed, strict=True))
         return prefix_of(self.model, tokens, positions, self.kind, length_B1=self.length_B1)
 
-    def fork(self, n: int, expected: Prefix) -> None:
+    def fork(self, n: int, expected: Optional[Prefix] = None) -> None:
         """n copies of each row, to go on in n ways. Raises LmlabError, naming what differs, when the cache was not
-        filled by what the caller takes it for."""
-        own = self.prefix()
-        names = [name for name in vars(own) if getattr(own, name) != getattr(expected, name)]
-        if names:
-            raise LmlabError(f"the cache was filled with other {', '.join(names)}", "fill a new one")
+        filled by what the caller takes it for (None: who forks it has filled it)."""
+        if expected is not None:
+            own = self.prefix()
+            names = [name for name in vars(own) if getattr(own, name) != getattr(expected, name)]
+            if names:
+                raise LmlabError(f"the cache was filled with other {', '.join(names)}", "fill a new one")
         for layer in self.layers:
             for storage in layer.storages:
                 storage.repeat(n)
@@ -332,8 +338,3 @@ def _digest(*tensors: Tensor) -> str:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return digest.hexdigest()
-
-
-def _versions(model: nn.Module) -> int:
-    """Grows with every change of a parameter in place."""
-    return sum(p._version for p in model.parameters())

@@ -186,6 +186,11 @@ class Transformer(nn.Module):
                 found |= getattr(module, "known_failures", {})
         return found
 
+    def noncausal(self) -> str:
+        """Why a token may see later ones in evaluation, in the words of the parts that say so (`noncausal`), or ""."""
+        reasons = [getattr(module, "noncausal", "") for module in self.modules() if module is not self]
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+
     def paths(self) -> dict[str, str]:
         """Which implementation each operation used, for the manifest; attention after a forward says why as well."""
         used = self._attention_used or self._attention_expected()

@@ -35,5 +35,9 @@ def free_host_bytes() -> int:
 
 
 def gib(n_bytes: float) -> str:
-    """1.5 GiB, 340 MiB."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+    """1.5 GiB, 340 MiB, 4.1 MiB, 12 KiB."""
+    if n_bytes < 2**20:
+        return f"{n_bytes / 2**10:.0f} KiB"
+    if n_bytes >= 2**30:
+        return f"{n_bytes / 2**30:.1f} GiB"
+    return f"{n_bytes / 2**20:.{0 if n_bytes >= 10 * 2**20 else 1}f} MiB"

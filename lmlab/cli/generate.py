@@ -1,0 +1,245 @@
+"""`lmlab generate`: continue prompts with a run's model, token by token, over a cache of keys and values.
+
+stdout carries the text (streamed for one prompt) or JSON; what it cost goes to stderr.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from lmlab.cli.progress import Screen
+    from lmlab.config.tree import Experiment
+    from lmlab.data.tokenizer import Tokenizer
+    from lmlab.generate.decode import Generated
+    from lmlab.generate.sampling import Sampling
+    from lmlab.model.cache import CacheKind
+    from lmlab.model.transformer import Transformer
+
+MAY_SET = ("kernels", "compile", "device", "train.precision", "paths")
+TEMPERATURE = 0.8
+MAX_PROMPTS = 4096
+
+
+def register(app: typer.Typer) -> None:
+    app.command("generate")(generate)
+
+
+def generate(
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="RUN|KEY=VALUE", help="a run; keys: kernels, compile, device, train.precision"),
+    ] = None,
+    prompt: Annotated[Optional[str], typer.Option(metavar="TEXT", help="what to continue")] = None,
+    prompts: Annotated[
+        Optional[str],
+        typer.Option(metavar="FILE", help="a prompt a line, or .jsonl with the field prompt: one batch"),
+    ] = None,
+    max_new: Annotated[int, typer.Option(min=1, max=10_000_000, metavar="N", help="tokens at most, each prompt")] = 128,
+    temperature: Annotated[Optional[float], typer.Option(help="0 is greedy; default 0.8")] = None,
+    top_k: Annotated[Optional[int], typer.Option(min=1, metavar="K", help="of the K likeliest tokens")] = None,
+    top_p: Annotated[Optional[float], typer.Option(metavar="P", help="of the likeliest that reach P together")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of the random numbers")] = 0,
+    samples: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="continuations of each prompt")] = 1,
+    cache: Annotated[
+        str, typer.Option(metavar="KIND", help="full, int8, window:N, sink:N+N, or none: all again each time")
+    ] = "full",
+    allow_noncausal: Annotated[bool, typer.Option("--allow-noncausal", help="also what sees later tokens")] = False,
+    config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a continuation on stdout")] = False,
+) -> None:
+    """Continue a prompt with a run's last checkpoint. Without RUN: the newest finished one."""
+    from lmlab.cli.progress import Screen, say
+    from lmlab.errors import ConfigError
+    from lmlab.generate.cache_kinds import cache_kind
+    from lmlab.runs.files import to_json
+
+    texts = read_prompts(prompt, prompts)
+    sampling = _sampling(temperature, top_k, top_p, seed, samples)
+    kind = None if cache == "none" else cache_kind(cache)
+    screen = Screen()
+    model, tokenizer, exp, where = _opened(words or [], config_dir, screen)
+    if model.noncausal() and not allow_noncausal:
+        raise ConfigError(f"this model is not causal: {model.noncausal()}", "--allow-noncausal generates all the same")
+    starts = [[tokenizer.eot, *tokenizer.encode(text)] for text in texts]
+    batch, longest = len(texts) * samples, max(len(ids) for ids in starts)
+    _refuse_too_long(model, exp, longest + max_new, max_new, batch, kind, screen)
+    streamed = batch == 1 and not as_json
+    how = {"max_new": max_new, "samples": samples, "kind": kind}
+    found = _run(model, tokenizer, texts[0], starts, sampling, streamed=streamed, **how)
+    for n, ids in enumerate([] if streamed else found.tokens):
+        text = texts[n // samples]
+        if as_json:
+            ending = "end of text" if found.ended[n] else "length"
+            own = {"prompt": text, "text": tokenizer.decode(ids), "tokens": len(ids), "ended": ending}
+            say(to_json({"run": where, "sample": n % samples, **own, **_costs(found, cache)}))
+        else:
+            say(("" if n == 0 else "\n") + f"[{n + 1}] {text}{tokenizer.decode(ids)}")
+    screen.note(_cost_line(found, cache))
+
+
+def read_prompts(prompt: str | None, file: str | None) -> list[str]:
+    """The prompts that were typed or that the file holds. Raises ConfigError."""
+    import json
+
+    from lmlab.errors import ConfigError, DataError
+
+    if (prompt is None) == (file is None):
+        what = "neither --prompt nor --prompts is given" if prompt is None else "--prompt and --prompts are both given"
+        raise ConfigError(what, 'give one of them: --prompt "Fellow citizens" or --prompts FILE')
+    if prompt is not None:
+        return [prompt]
+    assert file is not None
+    path = Path(file).expanduser()
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
+        raise DataError(f"`--prompts` {file} can't be read: {reason}", "give a text file, a prompt a line") from error
+    if path.suffix == ".jsonl":
+        try:
+            lines = [json.loads(line)["prompt"] for line in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"`--prompts` {file}: a line has no field prompt", 'write {"prompt": "…"} in each line'
+            ) from error
+        if not all(isinstance(line, str) for line in lines):
+            raise DataError(f"`--prompts` {file}: a prompt is no text", 'write {"prompt": "…"} in each line')
+    if not 1 <= len(lines) <= MAX_PROMPTS:
+        raise DataError(f"`--prompts` {file} has {len(lines):,} prompts", f"give 1 to {MAX_PROMPTS:,} of them")
+    return lines
+
+
+def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, seed: int, samples: int) -> Sampling:
+    from lmlab.errors import ConfigError
+    from lmlab.generate.sampling import Sampling
+
+    value = TEMPERATURE if temperature is None else temperature
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"`--temperature` is {value:g}", "use 0 (greedy) or more")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"`--top-p` is {top_p:g}", "use more than 0 and at most 1")
+    unused = [name for name, given in (("--top-k", top_k), ("--top-p", top_p)) if given is not None]
+    if value == 0 and unused:
+        raise ConfigError(f"`{unused[0]}` has nothing to act on at --temperature 0", f"leave {unused[0]} out")
+    if value == 0 and samples > 1:
+        raise ConfigError(f"`--samples` is {samples} at --temperature 0, where all are the same", "leave --samples out")
+    return Sampling(value, top_k, top_p, seed)
+
+
+def _opened(words: list[str], config_dir: str | None, screen: Screen) -> tuple[Transformer, Tokenizer, Experiment, str]:
+    """The model in eval mode, fp32 on a CPU unless train.precision is typed; tokenizer, experiment, directory."""
+    import torch
+
+    from lmlab.config.amend import amend
+    from lmlab.data.tokenizer import Tokenizer
+    from lmlab.errors import ConfigError, raise_all
+    from lmlab.opened import checkpoint_of, computed_model, experiment_of, runs_root
+    from lmlab.runs import find
+    from lmlab.train.device import resolve_device, resolve_precision
+
+    names, keys = [w for w in words if "=" not in w], [w for w in words if "=" in w]
+    refused = [k.partition("=")[0] for k in keys if not k.partition("=")[0].startswith(MAY_SET)]
+    hint = f"keys that may be set: {', '.join(MAY_SET)}"
+    raise_all([ConfigError(f"`{key}` can't be changed at generation", hint) for key in refused])
+    if len(names) > 1:
+        raise ConfigError(f"two runs are named: {names[0]} and {names[1]}", "name one")
+    found = find.resolve(names[0] if names else None, runs_root(keys))
+    if not names:
+        screen.note(f"newest finished run: {found.run.path}")
+    exp = experiment_of(found.run)
+    exp = amend(exp, keys, config_dir=config_dir).experiment if keys else exp
+    device = resolve_device(exp.device)
+    typed = any(key.startswith("train.precision=") for key in keys)
+    plain = device.type == "cpu" and not typed
+    dtype = torch.float32 if plain else resolve_precision(exp.train.precision, device)
+    tokenizer = Tokenizer.load(found.run.tokenizer_path)
+    checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None, screen.warn)
+    model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
+    return model, tokenizer, exp, str(found.run.path)
+
+
+def _refuse_too_long(
+    model: Transformer, exp: Experiment, n: int, max_new: int, batch: int, kind: CacheKind | None, screen: Screen
+) -> None:
+    """Raises ConfigError where positions or memory end; notes what lies past the trained length."""
+    from lmlab.cost.cache import cache_bytes
+    from lmlab.errors import ConfigError
+    from lmlab.runs.machine import gib
+    from lmlab.train.memory import free_bytes
+
+    rows = getattr(exp.pos, "max_len", None) or exp.model.seq_len
+    if exp.pos.name == "learned" and n > rows:
+        raise ConfigError(
+            f"prompt and --max-new are {n:,} tokens, `pos=learned` has {rows:,} positions",
+            f"use --max-new {max_new - (n - rows)}" if n - rows < max_new else "use a shorter prompt",
+        )
+    if n > exp.model.seq_len:
+        screen.note(f"up to {n:,} tokens: the model was trained on rows of {exp.model.seq_len:,}")
+    weight: Any = model.embed.weight
+    needed = 0 if kind is None else cache_bytes(exp.arch, batch, n, weight.element_size(), kind)
+    if needed > (free := free_bytes(weight.device)):
+        raise ConfigError(
+            f"the cache of {batch:,} × {n:,} tokens takes {gib(needed)}, {gib(free)} are free",
+            "use a smaller --max-new or --samples, fewer prompts, or --cache int8 or window:N",
+        )
+
+
+def _run(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    text: str,
+    starts: list[list[int]],
+    sampling: Sampling,
+    *,
+    streamed: bool,
+    **how: Any,
+) -> Generated:
+    """Generate; `streamed`: write the one row to stdout as it grows."""
+    from lmlab.generate.decode import generate as decode
+    from lmlab.generate.sample import unwritable
+    from lmlab.generate.text import TextStream
+
+    stream = TextStream(tokenizer)
+
+    def write(ids: list[int]) -> None:
+        if ids[0] >= 0:
+            print(stream.feed(ids[0]), end="", flush=True)
+
+    if streamed:
+        print(text, end="", flush=True)
+    found = decode(
+        model,
+        starts,
+        sampling=sampling,
+        end=tokenizer.eot,
+        forbidden_V=unwritable(model, tokenizer),
+        on_tokens=write if streamed else None,
+        **how,
+    )
+    if streamed:
+        print(stream.end(), flush=True)
+    return found
+
+
+def _costs(found: Generated, cache: str) -> dict[str, Any]:
+    return {
+        "cache": cache,
+        "cache_bytes": found.cache_bytes,
+        "prefill_tokens_per_s": found.prefill_tokens_per_s,
+        "decode_tokens_per_s": found.decode_tokens_per_s if found.decode_tokens else None,
+    }
+
+
+def _cost_line(found: Generated, cache: str) -> str:
+    from lmlab.runs.machine import gib
+
+    parts = [f"prefill {found.prefill_tokens:,} tokens, {found.prefill_tokens_per_s:,.0f} tokens/s"]
+    if found.decode_tokens:
+        parts.append(f"decode {found.decode_tokens:,} tokens, {found.decode_tokens_per_s:,.0f} tokens/s")
+    parts.append(f"cache {cache}" + (f", {gib(found.cache_bytes)}" if found.cache_bytes else ""))
+    return " · ".join(parts)

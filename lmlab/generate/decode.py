@@ -1,0 +1,198 @@
+"""Prompts in, tokens out: prefill in chunks, then one forward pass per token over a cache of keys and values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from lmlab.errors import LmlabError
+from lmlab.generate.sampling import GREEDY, Sampling, pick, uniforms
+from lmlab.model.cache import FULL, Cache, CacheKind
+from lmlab.model.transformer import Transformer
+
+CHUNK = 512  # tokens of a row in one forward pass of the prefill
+LOOK_EVERY = 16  # tokens between two looks, on an accelerator, at whether all rows have ended
+
+OnTokens = Callable[[list[int]], None]
+
+
+@dataclass
+class Generated:
+    """`tokens`: the new ones of each row, without the one that ended it; `ended`: whether there was one."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_tokens: int = 0  # one forward pass each, of all rows, those after an end too; the prefill gives the first
+    decode_s: float = 0.0
+    cache_bytes: int = 0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.prefill_tokens / max(self.prefill_s, 1e-9)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.decode_tokens / max(self.decode_s, 1e-9)
+
+
+class Rows:
+    """Prompts of one batch, padded on the left; logical positions begin at 0 in each."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], max_new: int, device: torch.device) -> None:
+        longest = max(len(p) for p in prompts)
+        filled = [[0] * (longest - len(p)) + list(p) for p in prompts]
+        self.tokens_BT = torch.tensor(filled, device=device)
+        self.lengths_B1 = torch.tensor([[len(p)] for p in prompts], device=device)
+        inside = torch.arange(longest, device=device) - (longest - self.lengths_B1)
+        self.positions_BT = inside.clamp_min(0)
+        self.valid_BT = None if all(len(p) == longest for p in prompts) else inside >= 0
+        self.declared_B1 = self.lengths_B1 + max_new  # what scalings of rotations are asked for
+
+    def repeat(self, n: int) -> None:
+        """n copies of each row."""
+        names = ("tokens_BT", "lengths_B1", "positions_BT", "valid_BT", "declared_B1")
+        for name in names:
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else tensor.repeat_interleave(n, 0))
+
+    def add(self, ids_B: Tensor) -> None:
+        """One more token at the end of each row."""
+        self.tokens_BT = torch.cat((self.tokens_BT, ids_B[:, None]), 1)
+        self.positions_BT = torch.cat((self.positions_BT, self.positions_BT[:, -1:] + 1), 1)
+        if self.valid_BT is not None:
+            self.valid_BT = torch.cat((self.valid_BT, torch.ones_like(self.valid_BT[:, :1])), 1)
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new: int,
+    sampling: Sampling = GREEDY,
+    samples: int = 1,
+    kind: Optional[CacheKind] = FULL,
+    end: Optional[int] = None,
+    forbidden_V: Optional[Tensor] = None,
+    on_tokens: Optional[OnTokens] = None,
+) -> Generated:
+    """Continue each prompt (ids, at least one) `samples` times by up to `max_new` tokens; a row ends at the id `end`.
+
+    kind None: no cache, every token computes the whole row again. on_tokens hears the new id of each row, −1 after its
+    end. The model's mode is put back; no global generator is touched. Raises LmlabError for an empty prompt.
+    """
+    if not prompts or not all(prompts):
+        raise LmlabError("a prompt has no tokens", "begin it with the end-of-text token, as documents do in training")
+    device = model.embed.weight.device
+    was_training, found = model.training, Generated(prefill_tokens=sum(len(p) for p in prompts))
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            rows, begun = Rows(prompts, max_new, device), _now(device)
+            cache = None if kind is None else Cache(model, kind, max_len=rows.tokens_BT.shape[1] + max_new)
+            logits_BV = _prefilled(model, rows, cache)
+            if samples > 1:
+                logits_BV = logits_BV.repeat_interleave(samples, 0)
+                rows.repeat(samples)
+                if cache is not None:
+                    cache.fork(samples)
+            found.prefill_s = _now(device) - begun
+            copies = [prompt for prompt in prompts for _ in range(samples)]
+            uniform_BN = uniforms(sampling, copies, max_new).to(device)
+            step = _Step(model, rows, cache)
+            begun = _now(device)
+            out_BN = _decoded(step, logits_BV, uniform_BN, sampling, end, forbidden_V, on_tokens)
+            found.decode_s = _now(device) - begun
+            found.decode_tokens = out_BN[:, 1:].numel()
+            found.cache_bytes = 0 if cache is None else cache.n_bytes
+    finally:
+        model.train(was_training)
+    for ids in out_BN.tolist():
+        stop = ids.index(end) if end in ids else None
+        found.tokens.append(ids[:stop])
+        found.ended.append(stop is not None)
+    return found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _prefilled(model: Transformer, rows: Rows, cache: Optional[Cache]) -> Tensor:
+    """(B, V) logits after the prompts."""
+    if cache is None:
+        return _whole(model, rows)
+    T = rows.tokens_BT.shape[1]
+    for start in range(0, T, CHUNK):
+        part = slice(start, start + CHUNK)
+        logits_B1V = model(
+            rows.tokens_BT[:, part],
+            rows.positions_BT[:, part],
+            valid_BT=None if rows.valid_BT is None else rows.valid_BT[:, part],
+            length_BT=rows.declared_B1,
+            cache=cache,
+            last=1,
+        ).logits_BTV
+    assert logits_B1V is not None
+    return logits_B1V[:, -1]
+
+
+def _whole(model: Transformer, rows: Rows) -> Tensor:
+    """(B, V) logits of the rows' last tokens, the rows computed from their beginning."""
+    more = {"valid_BT": rows.valid_BT, "length_BT": rows.declared_B1}
+    logits_B1V = model(rows.tokens_BT, rows.positions_BT, last=1, **more).logits_BTV
+    assert logits_B1V is not None
+    return logits_B1V[:, -1]
+
+
+class _Step:
+    """Feeds one token of each row and gives the logits after it."""
+
+    def __init__(self, model: Transformer, rows: Rows, cache: Optional[Cache]) -> None:
+        self.model, self.rows, self.cache = model, rows, cache
+        self.positions_B1 = rows.lengths_B1.clone()
+
+    def __call__(self, ids_B: Tensor) -> Tensor:
+        if self.cache is None:
+            self.rows.add(ids_B)
+            return _whole(self.model, self.rows)
+        asked = {"length_BT": self.rows.declared_B1, "cache": self.cache}
+        logits_B1V = self.model(ids_B[:, None], self.positions_B1, **asked).logits_BTV
+        self.positions_B1 = self.positions_B1 + 1
+        assert logits_B1V is not None
+        return logits_B1V[:, -1]
+
+
+def _decoded(
+    step: _Step,
+    logits_BV: Tensor,
+    uniform_BN: Tensor,
+    sampling: Sampling,
+    end: Optional[int],
+    forbidden_V: Optional[Tensor],
+    on_tokens: Optional[OnTokens],
+) -> Tensor:
+    """(B, up to N) new ids."""
+    out: list[Tensor] = []
+    ended_B = torch.zeros(len(logits_BV), dtype=torch.bool, device=logits_BV.device)
+    every = 1 if logits_BV.device.type == "cpu" or on_tokens is not None else LOOK_EVERY
+    N = uniform_BN.shape[1]
+    for n in range(N):
+        ids_B = pick(logits_BV, uniform_BN[:, n], sampling, forbidden_V)
+        out.append(ids_B)
+        ended_B = ended_B if end is None else ended_B | (ids_B == end)
+        if on_tokens is not None:
+            on_tokens(ids_B.masked_fill(ended_B, -1).tolist())
+        if n + 1 == N or (end is not None and (n + 1) % every == 0 and bool(ended_B.all())):
+            break
+        logits_BV = step(ids_B)
+    return torch.stack(out, 1) if out else logits_BV.new_empty(len(logits_BV), 0, dtype=torch.long)

@@ -1,0 +1,121 @@
+"""`lmlab generate` as a user calls it: one run of a few steps, then prompts, files, wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lmlab.cli.app import make_app
+from lmlab.errors import LmlabError
+from tests.cli.conftest import run_here
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the embedded corpus in bytes."""
+    folder = tmp_path_factory.mktemp("generate")
+    words = "tokenizer=byte model=nano model.n_layers=2 model.seq_len=64 train.batch_tokens=256 train.max_steps=3"
+    words += f" train.eval_tokens=256 paths.runs={folder} wandb.mode=disabled"
+    path: Path = run_here(words.split()).path
+    return path
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(make_app(), ["generate", *words])
+
+
+def texts(*words: str) -> list[dict[str, Any]]:
+    done = call(*words, "--json")
+    assert done.exception is None, done.exception
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_prompt_is_streamed_and_costs_are_told(run):
+    done = call(str(run), "--prompt", "Fellow citizens", "--max-new", "9")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("Fellow citizens")
+    (own,) = texts(str(run), "--prompt", "Fellow citizens", "--max-new", "9")
+    assert done.stdout == f"Fellow citizens{own['text']}\n"
+    assert "prefill 16 tokens" in done.stderr
+    assert "decode 8 tokens" in done.stderr
+    assert own["cache_bytes"] == 2 * 2 * 128 * 4 * (16 + 9)
+
+
+def test_a_file_of_prompts_is_each_alone(run, tmp_path):
+    prompts = ["Fellow citizens", "We", "The state of the Union is", "日本", "a", "I thank", "0123456789", "On"]
+    (tmp_path / "p.txt").write_text("\n\n".join(prompts), encoding="utf-8")
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": p}) for p in prompts), encoding="utf-8")
+    together = texts(str(run), "--prompts", str(tmp_path / "p.txt"), "--max-new", "20")
+    assert [t["prompt"] for t in together] == prompts
+    again = texts(str(run), "--prompts", str(tmp_path / "p.jsonl"), "--max-new", "20")
+    assert [t["text"] for t in together] == [t["text"] for t in again]
+    for prompt, found in zip(prompts, together, strict=True):
+        assert texts(str(run), "--prompt", prompt, "--max-new", "20")[0]["text"] == found["text"]
+    plain = call(str(run), "--prompts", str(tmp_path / "p.txt"), "--max-new", "20")
+    assert plain.stdout.startswith(f"[1] Fellow citizens{together[0]['text']}\n")
+
+
+def test_seeds_samples_and_caches(run):
+    first, other = (texts(str(run), "--prompt", "We", "--seed", s)[0]["text"] for s in "01")
+    assert first != other
+    many = texts(str(run), "--prompt", "We", "--samples", "3")
+    assert [m["sample"] for m in many] == [0, 1, 2]
+    assert many[0]["text"] == first
+    assert len({m["text"] for m in many}) == 3
+    assert texts(str(run), "--prompt", "We", "--cache", "none")[0]["text"] == first
+    assert texts(str(run), "--prompt", "We", "--cache", "window:8")[0]["cache_bytes"] == 2 * 2 * 128 * 4 * 8
+    assert texts(str(run), "--prompt", "We", "--cache", "int8", "--temperature", "0")[0]["tokens"] == 128
+    assert texts(str(run), "--prompt", "", "--max-new", "3")[0]["tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ([], "neither --prompt nor --prompts is given", "give one of them"),
+        (["--prompt", "a", "--prompts", "f"], "--prompt and --prompts are both given", "give one of them"),
+        (["--prompts", "absent.txt"], "`--prompts` absent.txt can't be read: No such file", "a prompt a line"),
+        (["--prompt", "a", "--temperature", "-1"], "`--temperature` is -1", "0 (greedy) or more"),
+        (["--prompt", "a", "--temperature", "nan"], "`--temperature` is nan", "0 (greedy) or more"),
+        (["--prompt", "a", "--top-p", "0"], "`--top-p` is 0", "more than 0 and at most 1"),
+        (["--prompt", "a", "--temperature", "0", "--top-k", "3"], "`--top-k` has nothing to act on", "leave --top-k"),
+        (["--prompt", "a", "--temperature", "0", "--samples", "3"], "`--samples` is 3", "leave --samples out"),
+        (["--prompt", "a", "--cache", "windw:3"], "`--cache` is windw:3", "window:N"),
+        (["--prompt", "a", "--cache", "window:0"], "`--cache` is window:0", "window:1 or more"),
+        (["--prompt", "a", "--cache", "sink:0+8"], "no token is a sink", "write window:8"),
+        (["--prompt", "a", "--max-new", "9000000"], "the cache of 1 × 9,000,002 tokens takes", "window:N"),
+        (["--prompt", "a", "norm=layernorm"], "`norm` can't be changed at generation", "keys that may be set"),
+        (["--prompt", "a", "other"], "two runs are named", "name one"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_told(run, monkeypatch, words, message, hint):
+    monkeypatch.setattr("lmlab.train.memory.free_bytes", lambda device: 2**30)
+    error = call(str(run), *words).exception
+    assert isinstance(error, LmlabError), error
+    assert message in error.message
+    assert hint in error.hint
+
+
+def test_what_is_not_causal_is_refused(run, monkeypatch):
+    from lmlab.model.block import PreNorm
+
+    monkeypatch.setattr(PreNorm, "noncausal", "it looks ahead", raising=False)
+    error = call(str(run), "--prompt", "a").exception
+    assert error.message == "this model is not causal: it looks ahead"
+    assert "--allow-noncausal" in error.hint
+    assert call(str(run), "--prompt", "a", "--allow-noncausal").exit_code == 0
+
+
+def test_learned_positions_end_where_their_table_ends(tmp_path):
+    words = "pos=learned tokenizer=byte model=nano model.n_layers=1 model.seq_len=16 wandb.mode=disabled"
+    sizes = ["train.batch_tokens=64", "train.max_steps=1", "train.eval_tokens=64", f"paths.runs={tmp_path}"]
+    path = run_here([*words.split(), *sizes]).path
+    error = call(str(path), "--prompt", "abc", "--max-new", "20").exception
+    assert error.message == "prompt and --max-new are 24 tokens, `pos=learned` has 16 positions"
+    assert error.hint == "use --max-new 12"
+    assert call(str(path), "--prompt", "abc", "--max-new", "12").exit_code == 0
+    assert call(str(path), "--prompt", "abc" * 20, "--max-new", "1").exception.hint == "use a shorter prompt"
