@@ -63,7 +63,7 @@ def test_what_can_not_fit_is_refused_with_both_figures(
     trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer()
-    with pytest.raises(ConfigError, match=r"a step of 1 rows needs about .*, and 0 MiB are free on cpu") as caught:
+    with pytest.raises(ConfigError, match=r"a step of 1 rows needs about .*, and 1 KiB are free on cpu") as caught:
         plan(made, monkeypatch, 1 << 10)
     assert "micro_batch" not in caught.value.hint
     whole = plan(made, monkeypatch, 1 << 34)
