@@ -19,7 +19,7 @@ def load(
     """Model (fp32, eval mode), tokenizer and configuration of a run's newest undamaged checkpoint.
 
     run: a path (of one checkpoint, too), a directory's name, a run's name, or 4 or more characters of its hash; None is
-    the newest finished run in `root`. Reads the run's directory only. Raises RunError, ConfigError.
+    the newest finished or imported run in `root`. Reads the run's directory only. Raises RunError, ConfigError.
     """
     import torch
 
@@ -33,9 +33,7 @@ def load(
     experiment.compile = False
     tokenizer = Tokenizer.load(found.run.tokenizer_path)
     checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None)
-    model = computed_model(
-        experiment, tokenizer.vocab_size, checkpoint, device=torch.device(device), dtype=torch.float32
-    )
+    model = computed_model(experiment, checkpoint, device=torch.device(device), dtype=torch.float32)
     return model, tokenizer, found.run.config()
 
 

@@ -259,6 +259,7 @@ RULES: tuple[Rule, ...] = (
     Rule("backend", "a backend must be able to do what is asked", parts.backend, "attn.softcap=30 attn.backend=sdpa"),
     Rule("left-out", "projections are left out of shaped attention only", parts.left_out, "attn.v_proj=none"),
     Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", parts.ffn_width, "ffn.d_ff=512 ffn.mult=2"),
+    Rule("head-bias", "a tied head has no bias", parts.head_bias, "model.head_bias=true"),
     Rule("text-files", "data=text needs files", _text_files, "data=text"),
     Rule("text-field", ".txt files have no fields", _text_field, "data=text data.files=[a.txt] data.field=body"),
     Rule(

@@ -143,6 +143,13 @@ def ffn_width(e: Experiment) -> Wrong | None:
     return message, "set " + " ".join(f"ffn.{n}=null" for n in dead) + ", or ffn.d_ff=null"
 
 
+def head_bias(e: Experiment) -> Wrong | None:
+    if not (e.model.head_bias and e.model.tie_embeddings):
+        return None
+    message = "`model.head_bias` is true and so is `model.tie_embeddings`: a tied head is the embedding, without a bias"
+    return message, "add model.tie_embeddings=false"
+
+
 # ---------------------------------------------------------------- norms
 
 

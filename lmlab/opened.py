@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmlab.model.transformer import Transformer
     from lmlab.runs.checkpoint import Checkpoint
 
+IMPORTED = "imported"
 UNFINISHED = ("interrupted", "stopped", "failed")
 
 
@@ -41,6 +42,17 @@ def experiment_of(run: RunDir) -> Experiment:
     if files and cwd:  # relative names start where the run was started
         exp.data.files = [str(Path(cwd, Path(name).expanduser())) for name in files]  # type: ignore[attr-defined]
     return exp
+
+
+def refuse_imported(run: RunDir, doing: str) -> None:
+    """Raises RunError for a run whose weights came from elsewhere: it has no training that could be gone on with."""
+    manifest = run.manifest()
+    if manifest.get("state") == IMPORTED:
+        source = manifest.get("imported", {}).get("source")
+        raise RunError(
+            f"{run.name} was imported from {source}, not trained here: there is nothing to {doing}",
+            f"train on from its weights: `lmlab train --from {run.name}`",
+        )
 
 
 def refuse_edited(run: RunDir) -> None:
@@ -80,15 +92,16 @@ def checkpoint_of(
     return found
 
 
-def computed_model(
-    exp: Experiment, vocab_size: int, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype
-) -> Transformer:
-    """The model as it computes: weights in `dtype` on `device`, in eval mode, compiled when the experiment says so."""
+def computed_model(exp: Experiment, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """The model as it computes: weights in `dtype` on `device`, in eval mode, compiled when the experiment says so.
+
+    Its vocabulary is the checkpoint's: an imported embedding may have more rows than the tokenizer has ids."""
     from lmlab.kernels.resolve import resolve
     from lmlab.model.transformer import build
     from lmlab.train.device import compile_wanted
     from lmlab.train.twin import cast_parameters
 
+    vocab_size = len(checkpoint.model["embed.weight"])
     model = build(exp.arch, vocab_size, resolve(exp.kernels, device, dtype), seed=None, device=device)
     try:
         model.load_state_dict(checkpoint.model, strict=True)

@@ -36,6 +36,7 @@ SAYS = {
     "backend": ("`attn.softcap` is 30, which `attn.backend` sdpa can't do", "attn.backend=auto"),
     "left-out": ("`attn.v_proj` none needs shaped attention, `attn.weights` is softmax", "add attn.weights=shaped"),
     "ffn-width": ("`ffn.d_ff` 512 is the width as it stands, so that `ffn.mult` 2 would do nothing", "ffn.mult=null"),
+    "head-bias": ("`model.head_bias` is true and so is `model.tie_embeddings`", "model.tie_embeddings=false"),
     "text-files": ("`data=text` needs `data.files`", "data.files=[book.txt"),
     "text-field": ("`data.field` is body, but .txt files have no fields (a.txt)", "leave data.field out"),
     "splits": ("`data.val_frac` 0.5 and `data.test_frac` 0.5 leave nothing to train on", "less than 1"),

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "eval": {"runs", "data", "generate", *BUILD},
     "generate": {"runs", "data.tokenizer", *BUILD},
     "train": {"data", "runs", "eval.loss", "registry", *BUILD},
+    "interop": {"runs", "data", "registry", "train.spec", *BUILD},
     "opened": {"data.prepare", "runs", "registry", "train.device", "train.twin", *BUILD},
     "api": {"opened", "runs", "data", *BUILD, "registry"},
     "__init__": {"api"},

@@ -80,6 +80,7 @@ def parameters(config: Config, vocab: int) -> tuple[dict[str, int], dict[str, in
     }.get(pos["name"], 0)
     others = {"attn": L * attn_rest, "norms": norms(config) * norm_parameters(config)}
     others["ffn"] = L * (F * (2 if gated else 1) + D) if config["ffn"]["bias"] else 0
+    others["head"] = vocab if m["head_bias"] else 0
     others["block"] = 2 * L if config["block"]["name"] == "simplified" else 0
     return matrices, others
 

@@ -50,6 +50,8 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "model.n_heads": {"attn.n_kv_heads": None, "attn.head_dim": None},
     "model.d_model": {"attn.head_dim": None},
     "model.seq_len": {"attn.window": None, "pos.max_len": None},
+    "model.head_bias": {"model.tie_embeddings": False},
+    "model.tie_embeddings": {"model.head_bias": False},
     "model.logit_scale": {"model.logit_softcap": None},
     "pos.max_distance": {"attn.window": None, "attn.pattern": None},
     "pos.theta": {"attn.head_dim": None, "attn.rope_dim": None},
@@ -67,6 +69,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
 # The probes of fields that declare none because under the default composition they would be refused or take long.
 PROBES: dict[str, Any] = {
     "attn.v_proj": "none",
+    "model.head_bias": True,
     "attn.o_proj": "none",
     "seed.dropout": 1,
     "train.max_minutes": 1.0,

@@ -72,6 +72,8 @@ def row_logits(config: Config, w: Mapping[str, Tensor], tokens: Tensor, row: Row
         x = norm(config["norm"], w, "norm", x)
     tied = model["tie_embeddings"]
     out = x @ (w["embed.weight"] if tied else w["head.weight"]).T
+    if model.get("head_bias"):
+        out = out + w["head.bias"]
     factor = model.get("logit_scale")
     if factor is None:
         loud = scale > 1 or bool(model.get("embed_norm")) or not ends_normed

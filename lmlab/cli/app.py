@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lmlab import __version__
-from lmlab.cli.commands import MODULES
+from lmlab.cli.commands import MODULES, module
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_SIGINT, EXIT_USAGE, LmlabError, nearest
 
 LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # stdout can't be written
@@ -40,7 +40,7 @@ def make_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_top)
     for name in MODULES:
-        importlib.import_module(f"lmlab.cli.{name}").register(app)
+        importlib.import_module(f"lmlab.cli.{module(name)}").register(app)
     return app
 
 

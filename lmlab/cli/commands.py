@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,14 @@ MODULES = (
     "report",
     "verify",
     "check",
+    "import",
     "options",
     "new",
     "runs",
     "data",
     "completion",
 )
-OVERRIDES = ("train", "sweep", "eval", "generate", "check")  # commands that take key=value
+OVERRIDES = ("train", "sweep", "eval", "generate", "check", "import")  # commands that take key=value
 EVERYWHERE = ("--help", "--debug")
 
 
@@ -40,7 +42,12 @@ def commands() -> dict[str, Command]:
 
 def source(name: str) -> Path:
     """The file of a command."""
-    return Path(__file__).with_name(f"{name}.py")
+    return Path(__file__).with_name(f"{module(name)}.py")
+
+
+def module(name: str) -> str:
+    """Its module: a word of Python's own gets a dash at its end."""
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def command(name: str) -> Command:

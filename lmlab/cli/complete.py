@@ -88,7 +88,7 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
 
         if name == "new":
             return ("norm", "block", "pos", "attn", "ffn") if not rest else ()
-        return (*GROUPS, "preset", "train", "seed", "wandb", "paths", "compile", "device", "name", "plugins")
+        return (*GROUPS, "preset", "train", "seed", "init", "wandb", "paths", "compile", "device", "name", "plugins")
     runs = _runs(rest) if name in ("eval", "report", "verify", "runs") and "=" not in current else []
     runs += _sweeps(rest) if name == "report" and "=" not in current else []
     if name == "sweep":

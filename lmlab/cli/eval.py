@@ -37,7 +37,7 @@ def evaluate(
     probe: Annotated[bool, typer.Option("--probe", help="look inside as well, layer by layer")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
-    """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest finished one."""
+    """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
@@ -56,7 +56,7 @@ def evaluate(
     screen = Screen()
     found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
     if not names:
-        screen.note(f"newest finished run: {found[0].run.path}")
+        screen.note(f"newest run that is done: {found[0].run.path}")
     errors: list[LmlabError] = []
     for one in found:
         try:
@@ -82,7 +82,7 @@ def _evaluate_one(
     from lmlab.config.amend import amend
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.data.tokenizer import Tokenizer
-    from lmlab.opened import checkpoint_of, computed_model, experiment_of, refuse_other_data
+    from lmlab.opened import IMPORTED, checkpoint_of, computed_model, experiment_of, refuse_other_data
     from lmlab.runs.evals import record
     from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
     from lmlab.train.setup import evaluate_file
@@ -92,7 +92,9 @@ def _evaluate_one(
     manifest = run.manifest()
     checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     tokenizer = Tokenizer.load(run.tokenizer_path)
-    other = tokenizer if any(k.startswith("data") for k in keys) else None  # other data, by the run's own tokenizer
+    # other data, or an imported run, which has none of its own: by the run's own tokenizer
+    foreign = manifest.get("state") == IMPORTED or any(k.startswith("data") for k in keys)
+    other = tokenizer if foreign else None
     with screen.preparing() as progress:
         prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=other)
     own = prepared.fingerprint == manifest.get("fingerprint")
@@ -101,7 +103,7 @@ def _evaluate_one(
     device = resolve_device(exp.device)
     be_deterministic(device)
     dtype = resolve_precision(exp.train.precision, device)
-    model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
+    model = computed_model(exp, checkpoint, device=device, dtype=dtype)
     rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)
     tokens = getattr(prepared, split)
     loss = evaluate_file(

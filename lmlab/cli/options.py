@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NODE_HELP = {
     "train": "how much to train and how often to look",
     "seed": "seed=3 sets every seed; or one by one",
+    "init": "what the weights start from",
     "wandb": "Weights & Biases",
     "paths": "where things are written",
 }

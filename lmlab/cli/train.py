@@ -81,8 +81,9 @@ def _named(name: str, words: list[str], screen: Screen) -> RunDir:
 def _resumed(run: RunDir, words: list[str], config_dir: str | None) -> Loaded:
     """The experiment of an earlier run, with keys outside its identity changed. Raises RunError, ConfigError."""
     from lmlab.config.amend import amend_outside_identity
-    from lmlab.opened import experiment_of, refuse_edited
+    from lmlab.opened import experiment_of, refuse_edited, refuse_imported
 
+    refuse_imported(run, "resume")
     experiment = experiment_of(run)  # imports the run's plug-ins
     refuse_edited(run)
     return amend_outside_identity(experiment, words, config_dir=config_dir)

@@ -19,7 +19,9 @@ from lmlab.registry import Spec
 def amend(base: Experiment, typed: Sequence[str], *, config_dir: str | None = None) -> Loaded:
     """`base` with the typed overrides; a typed `group=part` replaces the whole part. Raises as `load` does."""
     keys = {o.key for o in parse.read(typed)[0]}
-    return load([*overrides_of(base, keys), *typed], config_dir=config_dir)
+    loaded = load([*overrides_of(base, keys), *typed], config_dir=config_dir)
+    loaded.experiment.init.source = base.init.source
+    return loaded
 
 
 def amend_outside_identity(base: Experiment, typed: Sequence[str], *, config_dir: str | None = None) -> Loaded:
@@ -33,7 +35,8 @@ def amend_outside_identity(base: Experiment, typed: Sequence[str], *, config_dir
 
 
 def overrides_of(experiment: Experiment, without: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
-    """Words that compose `experiment` again, without the given keys (a group's name leaves out the whole group)."""
+    """Words that compose `experiment` again, without the given keys (a group's name leaves out the whole group) and
+    without what lmlab fills in by itself."""
     found: list[str] = []
     for name, field in fields(Experiment).items():
         value = getattr(experiment, name)
@@ -53,7 +56,7 @@ def overrides_of(experiment: Experiment, without: set[str] = frozenset()) -> lis
 def _leaves(node: Any, prefix: str, without: set[str]) -> Iterator[str]:
     for name in fields(type(node)):
         key = f"{prefix}.{name}"
-        if key not in without:
+        if key not in without and key not in parse.FILLED_IN:
             yield f"{key}={quoted(getattr(node, name))}"
 
 

@@ -22,7 +22,7 @@ from lmlab.config.tree import GROUPS, LATER_GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import OPTIONS, Spec, lookup
 
-VERSION = 2  # of the configuration format
+VERSION = 3  # of the configuration format
 HASHED_VERSION = 1  # what hashes begin with: they outlive the format
 CODE = ("model", "kernels", "train", "data", "eval/loss.py")
 SLUG_CHARS = 60
@@ -119,7 +119,9 @@ def _identity(node: Any) -> dict[str, Any]:
             continue
         if isinstance(node, Experiment) and name in _later_parts() and _plain(value) == _later_parts()[name]:
             continue
-        kept[name] = _identity(value) if dataclasses.is_dataclass(value) else value
+        own = _identity(value) if dataclasses.is_dataclass(value) else value
+        if field.since == 1 or own != {}:  # a later node of which nothing identifies a run is left out as well
+            kept[name] = own
     return kept
 
 

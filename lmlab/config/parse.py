@@ -17,6 +17,7 @@ from lmlab.config.tree import GROUPS
 from lmlab.errors import ConfigError, listed
 
 ALIASES = {"lr": "optim.lr", "seed": "seed.all"}
+FILLED_IN = {"init.source": "it is the content hash of the weights that a run starts from"}
 KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 ODD = re.compile(r"[^\x00-\x7f]|[~#!&;<>^`]")
 NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?\Z")
@@ -106,6 +107,8 @@ def _one(word: str) -> Override:
         raise ConfigError(
             f"`{key}` is not a key of an experiment", "lmlab sets Hydra up itself; folders are paths.runs and name="
         )
+    if key in FILLED_IN:
+        raise ConfigError(f"`{key}` is given as {value}; lmlab fills it in", f"leave it out: {FILLED_IN[key]}")
     if not KEY.match(key):
         raise ConfigError(f"`{word}` is not key=value", "write for example norm=rmsnorm or model.n_layers=4")
     key = ALIASES.get(key, key)

@@ -40,6 +40,25 @@ class Seed:
 
 
 @dataclass
+class Init:
+    """What the weights start from when they are not drawn."""
+
+    run: Optional[str] = setting(
+        None, "the run whose weights are taken (path, name or hash); null = they are drawn", identity=False, since=3
+    )
+    resize: str = setting(
+        "none",
+        "what becomes of a learned table of another length",
+        choices=("none", "interpolate", "extend"),
+        probe="extend",
+        since=3,
+    )
+    source: Optional[str] = setting(
+        None, "content hash of the weights that were taken; filled in by lmlab, never typed", since=3
+    )
+
+
+@dataclass
 class Wandb:
     """Weights & Biases mirrors metrics.jsonl."""
 
@@ -82,6 +101,7 @@ class Experiment:
     kernels: Spec
     train: Train = setting(Train, "how much to train and how often to look")
     seed: Seed = setting(Seed, "seed=N sets all")
+    init: Init = setting(Init, "what the weights start from", since=3)
     wandb: Wandb = setting(Wandb, "Weights & Biases", identity=False)
     paths: Paths = setting(Paths, "folders", identity=False)
     compile: Union[bool, str] = setting("auto", "torch.compile of the blocks; auto = on for CUDA", choices=("auto",))

@@ -465,6 +465,7 @@ class Decoder(Spec):
     n_heads: int = setting(4, "query heads (H)", ge=1, le=10_000, probe=2)
     seq_len: int = setting(256, "tokens per training row (T)", ge=1, le=100_000_000, probe=128)
     tie_embeddings: bool = setting(True, "one matrix for embedding and head", probe=False)
+    head_bias: bool = setting(False, "bias of the head, which must not be tied", since=3)
     dropout: float = setting(0.0, "dropout of the embedding and of each residual branch", ge=0, lt=1, probe=0.5)
     embed_scale: str = setting(
         "none", "factor on the token embeddings", choices=("none", "sqrt_d_model"), probe="sqrt_d_model", since=2

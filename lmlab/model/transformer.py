@@ -52,7 +52,7 @@ class Transformer(nn.Module):
             self.pos.scale_by(make(arch.rope_scaling, dims, ops, None))
         self.blocks = nn.ModuleList(self._block(arch, dims, ops, layer) for layer in range(model.n_layers))
         self.norm = make(arch.norm, dims, ops, None) if arch.block.final_norm() else None
-        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
+        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=model.head_bias)
         self._attention_used: dict[str, None] = {}
 
     @staticmethod
@@ -69,6 +69,11 @@ class Transformer(nn.Module):
     def head_weight(self) -> Tensor:
         """(V, D): the head's own matrix, or the embedding's when tied."""
         return self.embed.weight if self.head is None else self.head.weight
+
+    @property
+    def head_bias(self) -> Optional[Tensor]:
+        """(V,), or None."""
+        return None if self.head is None else self.head.bias
 
     def forward(
         self,
@@ -161,12 +166,15 @@ class Transformer(nn.Module):
         """Σ weight · nats of the targets."""
         if weights_BT is None:
             weights_BT = torch.ones_like(targets_BT, dtype=torch.float32)
-        rows = x_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten(), weights_BT.flatten()
+        hidden_ND, head_VD = x_BTD.flatten(0, 1), self.head_weight
+        if self.head_bias is not None:
+            hidden_ND, head_VD = with_bias(hidden_ND, head_VD, self.head_bias)
+        rows = hidden_ND, head_VD, targets_BT.flatten(), weights_BT.flatten()
         return self.ops.linear_cross_entropy(*rows, self.logit_scale, self.logit_softcap)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """(B, T, V), scaled, then capped."""
-        logits_BTV = F.linear(x_BTD, self.head_weight)
+        logits_BTV = F.linear(x_BTD, self.head_weight, self.head_bias)
         return capped(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, self.logit_softcap)
 
     def compile_blocks(self) -> None:
@@ -202,6 +210,13 @@ class Transformer(nn.Module):
             self.views(CAUSAL, positions, self.ops.dtype)
         used, self._attention_used = self._attention_used, {}
         return used
+
+
+def with_bias(hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
+    """The same products with the bias as one more column of the head, times 1; zeros fill up to 8, which matrix
+    products of half precision want their rows to be multiples of."""
+    ones = F.pad(hidden_ND.new_ones(len(hidden_ND), 1), (0, 7))
+    return torch.cat((hidden_ND, ones), -1), torch.cat((head_VD, F.pad(bias_V[:, None], (0, 7))), -1)
 
 
 def _describe(attn: nn.Module, view: Any) -> str:

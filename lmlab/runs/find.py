@@ -12,6 +12,7 @@ from lmlab.errors import RunError, listed, nearest
 from lmlab.runs.layout import CHECKPOINTS, CONFIG, NOT_RUNS, CheckpointRef, list_checkpoints
 from lmlab.runs.rundir import RunDir
 
+DONE = ("finished", "imported")  # states of runs that have all the weights they will ever have
 _HEX = re.compile(r"^[0-9a-f]{4,8}$")
 
 
@@ -64,13 +65,14 @@ def find(ref: str | Path | None, root: Path) -> RunDir:
 
 def resolve(ref: str | Path | None, root: Path) -> Found:
     """A path (the run, anything inside it, one of its checkpoints, a folder that holds one run), a directory's name, a
-    run's name or slug, 4 to 8 characters of its hash; None is the newest finished run in `root`.
+    run's name or slug, 4 to 8 characters of its hash; None is the newest finished or imported run in
+    `root`.
 
     Raises RunError: nothing found (with the nearest names), or several (with all of them).
     """
     root = Path(root)
     if ref is None:
-        return Found(newest(root, ("finished",)))
+        return Found(newest(root, DONE))
     text = str(ref)
     if text and (found := _by_path(Path(text), root)) is not None:
         return found

@@ -33,7 +33,7 @@ from lmlab.runs.layout import (
     rename_to_free,
 )
 
-ENDED = ("finished", "diverged", "stopped", "failed")
+ENDED = ("finished", "imported", "diverged", "stopped", "failed")
 _RESTORE = "restore it from a copy, or train again with --force"
 
 

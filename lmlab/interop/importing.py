@@ -1,0 +1,189 @@
+"""From a Hugging Face folder to a run: words, composition, tensors, and an ordinary run directory.
+
+What the folder decides can't be changed; what does not touch the function (data, training, folders, the length of rows,
+the pairing of rotated channels) can be set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lmlab.config import parse
+from lmlab.config.catalogue import PRESET
+from lmlab.config.identity import changes, config_hash, to_dict
+from lmlab.config.load import Loaded, load
+from lmlab.data.tokenizer import Tokenizer
+from lmlab.errors import ConfigError, LmlabError, raise_all
+from lmlab.interop import families, keys, rope
+from lmlab.interop.families import FAMILIES, FREE, Words, differences, show_value
+from lmlab.interop.family import Family
+from lmlab.interop.folder import weights_of
+from lmlab.interop.source import Source, located, refuse_other, settings_of, tokenizer_of
+from lmlab.interop.tensors import imported
+from lmlab.model.spec import Arch
+from lmlab.runs import checkpoint, manifest
+from lmlab.runs.find import run_directory
+from lmlab.runs.rundir import RunDir
+from lmlab.train.spec import Train
+
+STATE = "imported"  # of the manifest
+ROW_TOKENS = 1024  # of a training row, where the model allows it and nothing is said
+REFUSED = (PRESET, "plugins", "tokenizer", "tokenizer.revision", "init", "init.run", "init.resize")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A folder's model in lmlab's words. longest: tokens that its configuration allows a row, None for any."""
+
+    source: Source
+    family: Family
+    raw: dict[str, Any]
+    words: Words
+    rows: int
+    longest: int | None
+
+    @property
+    def arch(self) -> Arch:
+        return families.arch_of(self.words)
+
+
+@dataclass
+class Import:
+    """What became of it: the run, the words that compose it, whether it was there already."""
+
+    run: RunDir
+    words: list[str]
+    loaded: Loaded
+    family: str
+    parameters: int = 0
+    dtypes: list[str] = field(default_factory=list)
+    existed: bool = False
+
+
+def describe(source: Source) -> Described:
+    """Reads config.json. Raises ConfigError for whatever lmlab's parts can't express."""
+    raw = keys.read_raw(source.folder)
+    family = FAMILIES[keys.model_type(raw, FAMILIES)]
+    _refuse_other_head(raw, family)
+    rope.refuse_unknown_type(raw)
+    found = keys.read(source.folder, raw)
+    words = family.words(found)
+    found.refuse_unknown(family.harmless)
+    longest = getattr(found.config, "max_position_embeddings", None)
+    return Described(source, family, raw, words, found["vocab_size"], longest)
+
+
+def _refuse_other_head(raw: Mapping[str, Any], family: Family) -> None:
+    base = family.cls.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+    named = raw.get("architectures") or [family.cls]
+    if odd := [name for name in named if name not in (family.cls, base)]:
+        raise keys.refused("architectures", odd[0], f"only {family.cls}, which predicts the next token")
+
+
+# ---------------------------------------------------------------- words
+
+
+def composed(model: Described, typed: Sequence[str], *, config_dir: str | None = None) -> tuple[list[str], Loaded]:
+    """(all words, the experiment): the folder's, defaults that fit them, and the typed ones. Raises ConfigError."""
+    overrides, errors = parse.read(typed)
+    raise_all(errors)
+    given = {o.key: o for o in overrides}
+    raise_all([_not_here(key) for key in given if key in REFUSED])
+    words = dict(model.words) | _around(model, {key: o.element() for key, o in given.items() if not o.is_choice})
+    own = families.typed({k: v for k, v in words.items() if k not in given})
+    loaded = load([*own, *typed], config_dir=config_dir)
+    raise_all(_disagreements(model.arch, loaded.experiment.arch))
+    return [*own, *typed], loaded
+
+
+def _not_here(key: str) -> LmlabError:
+    hint = "leave it out: the folder says what the model is" if key == PRESET else f"leave {key} out"
+    return ConfigError(f"`{key}` can't be set at import", hint)
+
+
+def _around(model: Described, given: Mapping[str, Any]) -> Words:
+    """Rows that fit the model, steps of whole rows, and the folder's tokenizer."""
+    length = given.get("model.seq_len") or _row_tokens(model)
+    found: Words = {"model.seq_len": length, "tokenizer": "hf", "tokenizer.path": model.source.path}
+    defaults = Train()
+    if isinstance(length, int) and length > 0:
+        if defaults.batch_tokens % length:
+            found["train.batch_tokens"] = length * max(1, round(defaults.batch_tokens / length))
+        if defaults.eval_tokens is not None and defaults.eval_tokens < length:
+            found["train.eval_tokens"] = length
+    return found
+
+
+def _row_tokens(model: Described) -> int:
+    """At most 1024, or what a window needs to leave something out."""
+    length = min(ROW_TOKENS, model.longest or ROW_TOKENS)
+    window = model.words.get("attn.window")
+    return length if window is None or window < length else int(2 ** int(window).bit_length())
+
+
+def _disagreements(folder: Arch, asked: Arch) -> list[LmlabError]:
+    free = f"free are {', '.join(FREE)}, pos.pairing and all that is no part of the model"
+    return [
+        ConfigError(f"`{key}` is {show_value(mine)}, and the folder's is {show_value(own)}", f"leave it out; {free}")
+        for key, own, mine in differences(folder, asked)
+    ]
+
+
+# ---------------------------------------------------------------- the run
+
+
+def import_folder(name: str, typed: Sequence[str], command: Sequence[str]) -> Import:
+    """The whole of it. Raises LmlabError; then nothing is left in the folder of runs."""
+    model = describe(located(name))
+    words, loaded = composed(model, typed)
+    exp = loaded.experiment
+    own_tokenizer = exp.tokenizer.path  # type: ignore[attr-defined]
+    place = model.source.folder if own_tokenizer == model.source.path else located(own_tokenizer).folder
+    tokenizer = tokenizer_of(place)
+    with weights_of(model.source.folder, model.family) as weights:
+        pairing = model.family.pairing(model.raw)
+        state = imported(weights, exp.arch, model.family, pairing, model.rows)
+        dtypes = sorted(weights.dtypes)
+    refuse_other(tokenizer, model.rows, str(place))
+    exp.init.source = checkpoint.content_hash(state)
+    path = run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or model.source.label)
+    made = Import(RunDir(path), words, loaded, model.family.model_type, sum(t.numel() for t in state.values()), dtypes)
+    facts = {
+        "source": model.source.path,
+        "commit": model.source.commit,
+        "family": model.family.model_type,
+        "dtypes": dtypes,
+        "max_position_embeddings": model.longest,
+        "tokenizer_config": settings_of(place),
+    }
+    _write(made, state, tokenizer, facts, command)
+    return made
+
+
+def _write(
+    made: Import, state: Mapping[str, Tensor], tokenizer: Tokenizer, facts: dict[str, Any], command: Sequence[str]
+) -> None:
+    run, exp = made.run, made.loaded.experiment
+    with run.claim():
+        if run.manifest().get("state") == STATE and run.checkpoints():
+            made.existed = True
+            return
+        if run.exists():  # an import that was killed
+            run.set_aside()
+        RunDir.create(run.path, to_dict(exp))
+        run.save_tokenizer(tokenizer)
+        checkpoint.save(run.path, 0, state, {}, config=to_dict(exp), keep_last=1)
+        run.update_manifest(
+            **manifest.collect(command=command, overrides=made.words),
+            state=STATE,
+            imported=facts,
+            choices=made.loaded.choices,
+            changes=changes(exp),
+            parameters=made.parameters,
+            tokenizer_hash=tokenizer.hash,
+        )

@@ -1,0 +1,159 @@
+"""Rotations in config.json ↔ our words: new `rope_parameters`, old `rope_theta` and `rope_scaling`.
+
+Every scaling is written with its original length, because `model.seq_len` of an imported run is not it. YaRN's
+mscale and mscale_all_dim become the one factor they amount to; where they do not amount to one they are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lmlab.interop.keys import Keys, refused
+from lmlab.model.spec import PI, Arch, DynamicNTK, Llama3, Rope, YaRN
+
+Words = dict[str, Any]
+SHARED = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+OWN: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor", "original_max_position_embeddings"},
+    "yarn": {
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    },
+    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+}
+
+
+def raw_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the file itself says under either key."""
+    found = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def refuse_unknown_type(raw: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a scaling that is none of ours, before transformers is asked."""
+    said = raw_fields(raw)
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind not in OWN:
+        raise refused("rope_type", kind, f"rotations are scaled by {', '.join(OWN)}")
+
+
+def words(keys: Keys, head_dim: int, *, whole_score: bool = False) -> Words:
+    """pos and rope_scaling. head_dim: channels that may turn. whole_score: MLA, where YaRN's factor acts on all of the
+    score and not on the part that turns. Raises ConfigError."""
+    said = dict(keys["rope_parameters"] or {})
+    kind = said.get("rope_type") or said.get("type") or "default"
+    for key, value in said.items():
+        if key not in SHARED | OWN[kind] and value is not None:
+            raise refused(f"rope_parameters.{key}", value, f"rope_type {kind} has no such field")
+    theta = float(said["rope_theta"])
+    share = said.get("partial_rotary_factor") or 1.0
+    for old, new in (("rope_theta", theta), ("rotary_emb_base", theta), ("rotary_pct", share)):
+        if keys.raw.get(old) is not None and float(keys.raw[old]) != new:
+            raise refused(old, keys.raw[old], f"rope_parameters says {new:g}")
+    found: Words = {"pos": "rope", "pos.theta": theta}
+    turned = int(head_dim * share)
+    if turned != head_dim:
+        found["pos.fraction"] = turned / head_dim
+    return found | _scaling(kind, said, keys, whole_score)
+
+
+def _scaling(kind: str, said: Mapping[str, Any], keys: Keys, whole_score: bool) -> Words:
+    longest = keys["max_position_embeddings"]
+    original = said.get("original_max_position_embeddings") or longest
+    if kind == "default":
+        return {"rope_scaling": "none"}
+    if kind == "yarn" and said.get("factor") is None:
+        factor = longest / original
+    else:
+        factor = float(said["factor"])
+    found: Words = {"rope_scaling.factor": factor}
+    if kind == "linear":
+        return {"rope_scaling": "pi"} | found
+    if kind == "dynamic":  # transformers counts from max_position_embeddings, whatever else is said
+        return {"rope_scaling": "dynamic_ntk"} | found | {"rope_scaling.original_len": longest}
+    found["rope_scaling.original_len"] = original
+    if kind == "llama3":
+        ends = {f"rope_scaling.{n}": float(said[n]) for n in ("low_freq_factor", "high_freq_factor")}
+        return {"rope_scaling": "llama3"} | found | ends
+    if said.get("truncate") not in (None, True):
+        raise refused("rope_parameters.truncate", said["truncate"], "only true: the ramp's ends are whole pairs")
+    for name in ("beta_fast", "beta_slow"):
+        if said.get(name):
+            found[f"rope_scaling.{name}"] = float(said[name])
+    magnitude = _of_whole_score(said, factor) if whole_score else _on_rotated(said, factor)
+    if not math.isclose(magnitude, own_magnitude(factor), rel_tol=1e-12):
+        found["rope_scaling.attention_factor"] = magnitude
+    return {"rope_scaling": "yarn"} | found
+
+
+def own_magnitude(factor: float, m: float = 1.0) -> float:
+    """0.1·m·ln(factor) + 1, YaRN's factor on cos and sin."""
+    return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _on_rotated(said: Mapping[str, Any], factor: float) -> float:
+    """The factor on cos and sin."""
+    m, everywhere = said.get("mscale"), said.get("mscale_all_dim")
+    if said.get("attention_factor") is not None:
+        return float(said["attention_factor"])
+    return own_magnitude(factor, m) / own_magnitude(factor, everywhere) if m and everywhere else own_magnitude(factor)
+
+
+def _of_whole_score(said: Mapping[str, Any], factor: float) -> float:
+    """The root of the factor on the score; raises ConfigError where cos and sin have one of their own."""
+    own = _on_rotated(said, factor)
+    if not math.isclose(own, 1, rel_tol=1e-12):
+        why = "cos and sin would be scaled apart from the score, as mscale = mscale_all_dim does not"
+        raise refused("rope_parameters.mscale", said.get("mscale"), why)
+    everywhere = said.get("mscale_all_dim")
+    return own_magnitude(factor, everywhere) if everywhere else 1.0
+
+
+# ---------------------------------------------------------------- and back
+
+
+def fields(arch: Arch, longest: int) -> dict[str, Any]:
+    """max_position_embeddings and the rope keys, new and old, so that transformers 4 and 5 read the same; nothing of
+    another kind of position. longest: tokens that rows may have where no scaling says so."""
+    pos, scaling = arch.pos, arch.rope_scaling
+    if not isinstance(pos, Rope):
+        return {"max_position_embeddings": longest}
+    size = arch.attn.rotary_size(arch.model.d_model, arch.model.n_heads)
+    said: dict[str, Any] = {"rope_type": "default"}
+    if isinstance(scaling, PI):
+        said = {"rope_type": "linear", "factor": scaling.factor}
+    elif isinstance(scaling, DynamicNTK):
+        said, longest = {"rope_type": "dynamic", "factor": scaling.factor}, scaling.original(arch.model.seq_len)
+    elif isinstance(scaling, Llama3):
+        said = {"rope_type": "llama3", "factor": scaling.factor} | {
+            n: getattr(scaling, n) for n in ("low_freq_factor", "high_freq_factor")
+        }
+    elif isinstance(scaling, YaRN):
+        said = {"rope_type": "yarn", "factor": scaling.factor}
+        said |= {n: getattr(scaling, n) for n in ("beta_fast", "beta_slow")}
+        said |= _magnitude_fields(scaling, arch.attn.name == "mla")
+    if isinstance(scaling, (Llama3, YaRN)):
+        said["original_max_position_embeddings"] = scaling.original(arch.model.seq_len)
+    said |= {"rope_theta": pos.theta, "partial_rotary_factor": _share(pos.width(size), size)}
+    old = {k: v for k, v in said.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    scaled = None if said["rope_type"] == "default" else old | {"type": old["rope_type"]}
+    top = {k: said[k] for k in ("rope_theta", "partial_rotary_factor")}
+    return {"max_position_embeddings": longest, "rope_parameters": said, "rope_scaling": scaled, **top}
+
+
+def _magnitude_fields(scaling: YaRN, whole_score: bool) -> dict[str, float]:
+    own = scaling.attention_factor
+    if not whole_score or own == 1:
+        return {} if own is None else {"attention_factor": own}
+    m = 1.0 if own is None or scaling.factor <= 1 else (own - 1) / (0.1 * math.log(scaling.factor))
+    return {"mscale": m, "mscale_all_dim": m}
+
+
+def _share(turned: int, size: int) -> float:
+    """A share of which transformers makes the same whole number of channels."""
+    share = turned / size
+    return share if int(size * share) == turned else math.nextafter(share, 1)

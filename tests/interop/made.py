@@ -1,0 +1,28 @@
+"""Folders as others write them, made without transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TEXTS = ["Fellow citizens of the Senate and of the House of Representatives", "the union is strong, and it grows"]
+EOT = "<|endoftext|>"
+
+
+def tokenizer_folder(folder: Path, more: int = 0) -> Path:
+    """A byte-level BPE of 256 bytes, `more` merges and end-of-text, as tokenizer.json and tokenizer_config.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + more, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(TEXTS, trainer=trainer)
+    backend.add_special_tokens([EOT])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    settings = {"eos_token": EOT, "bos_token": EOT, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

@@ -1,0 +1,80 @@
+"""`lmlab import` of folders that transformers saved: our logits are theirs, for every family and scaling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lmlab
+from tests.composed import close, rows
+from tests.parity.folders import (
+    CASES,
+    LATENT,
+    ROWS,
+    SCALED,
+    SCALED_LATENT,
+    SIZES,
+    logits,
+    model_of,
+    ours,
+    run_of,
+    saved,
+)
+
+transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
+
+
+def tol64(name: str) -> float:
+    """BLOOM writes √(2/π) with 8 digits, 7e-10 off, which its layers add up."""
+    return 2e-9 if name.startswith("bloom") else 1e-9
+
+
+def same(folder, runs, cls, config, T=24, tol=1e-9):
+    wide, narrow = model_of(cls, config)
+    run = run_of(saved(folder, narrow), runs)
+    tokens, _ = rows(2, T, vocab=ROWS)
+    close(logits(ours(run), tokens), logits(wide, tokens), tol)
+    net, tokenizer, _ = lmlab.load(run.path)
+    assert tokenizer.vocab_size == 257 < net.dims.vocab_size == ROWS
+    close(logits(net, tokens), logits(narrow, tokens), 1e-4)
+    return run
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_family(case, tmp_path):
+    run = same(tmp_path / "hf", tmp_path / "runs", *CASES[case], tol=tol64(case))
+    assert run.state() == "imported"
+
+
+@pytest.mark.parametrize("T", [12, 48])
+@pytest.mark.parametrize("kind", SCALED)
+def test_scaled_rotations(kind, T, tmp_path):
+    short = {"max_position_embeddings": 16} if kind == "dynamic" else {}
+    config = SIZES | SCALED[kind] | short | dict(num_key_value_heads=2)
+    same(tmp_path / "hf", tmp_path / "runs", "LlamaForCausalLM", config, T)
+
+
+@pytest.mark.parametrize("kind", SCALED_LATENT)
+def test_scaled_rotations_of_latent_attention(kind, tmp_path):
+    config = SIZES | SCALED_LATENT[kind] | LATENT | dict(q_lora_rank=None)
+    same(tmp_path / "hf", tmp_path / "runs", "DeepseekV3ForCausalLM", config, 48)
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("case", ["llama tied, biases, mqa, wide heads", "qwen3", "olmo2", "phi", "deepseek"])
+def test_either_pairing_is_the_same_function(case, pairing, tmp_path):
+    wide, narrow = model_of(*CASES[case])
+    run = run_of(saved(tmp_path / "hf", narrow), tmp_path / "runs", f"pos.pairing={pairing}")
+    net = ours(run)
+    assert net.pos.pairing == pairing
+    tokens, _ = rows(2, 24, vocab=ROWS)
+    close(logits(net, tokens), logits(wide, tokens), 1e-9)
+
+
+def test_shards_are_one_model(tmp_path):
+    _, narrow = model_of(*CASES["llama"])
+    whole = run_of(saved(tmp_path / "a", narrow), tmp_path / "runs")
+    parts = saved(tmp_path / "b", narrow, max_shard_size="100KB")
+    assert len(list(parts.glob("model-*.safetensors"))) > 2
+    state, other = (ours(run).state_dict() for run in (whole, run_of(parts, tmp_path / "runs")))
+    assert all(torch.equal(state[name], other[name]) for name in state)
