@@ -17,6 +17,7 @@ MODULES = (
     "verify",
     "check",
     "import",
+    "export",
     "options",
     "new",
     "runs",

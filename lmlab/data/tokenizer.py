@@ -7,6 +7,7 @@ nothing. `token_bytes` says how many raw bytes each id stands for, so that bits 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +85,18 @@ class Tokenizer:
         content = [self.kind, self.eot, self.vocab_size, self._backend and _content(self._backend, self.kind)]
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def as_hf(self) -> tuple[str, str]:
+        """(text of a tokenizer.json that gives the same ids, the text of its end-of-text)."""
+        from tokenizers import Tokenizer as Backend
+
+        if self.kind == "hf":
+            return self._backend.to_str(), self._backend.id_to_token(self.eot)
+        backend = _byte_backend() if self._backend is None else Backend.from_str(self._backend.to_str())
+        name = next(n for n in _end_names() if backend.token_to_id(n) is None)
+        backend.add_special_tokens([name])
+        assert backend.token_to_id(name) == self.eot, "end-of-text is the last id"
+        return backend.to_str(), name
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,6 +226,23 @@ def _first(texts: Iterable[str], limit: int) -> Iterator[str]:
             return
         yield from pieces(text)
         left -= len(text)
+
+
+def _byte_backend() -> Any:
+    """Plain bytes as `tokenizers` has them: a byte-level BPE of the 256 bytes, id = byte, without merges."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    backend = Backend(models.BPE(vocab=_byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _end_names() -> Iterator[str]:
+    """<|endoftext|>, and others for a vocabulary that has learned that text."""
+    yield "<|endoftext|>"
+    yield from (f"<|endoftext_{n}|>" for n in itertools.count(1))
 
 
 def _backend(text: str) -> Any:

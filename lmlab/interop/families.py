@@ -15,7 +15,7 @@ from lmlab.interop.family import Family, Words
 from lmlab.interop.gpts import GPTS
 from lmlab.interop.keys import Keys, transformers_module
 from lmlab.interop.llamas import LLAMAS
-from lmlab.model.spec import MLA, Arch, Decoder, DynamicNTK, FfnSpec, HeadsSpec, Learned, Llama3, Rope, YaRN
+from lmlab.model.spec import GQA, MHA, MLA, MQA, Arch, Decoder, DynamicNTK, FfnSpec, Learned, Llama3, Rope, YaRN
 from lmlab.registry import OPTIONS
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (*LLAMAS, *GPTS)}
@@ -58,7 +58,7 @@ _GONE = object()
 def _worked_out(arch: Arch) -> dict[str, Any]:
     m, a, D, H = arch.model, arch.attn, arch.model.d_model, arch.model.n_heads
     found: dict[str, Any] = {"model.logit_scale": arch.logit_scale()}
-    if isinstance(a, HeadsSpec):
+    if type(a) in (MHA, MQA, GQA):
         found |= {"attn": "heads", "attn.n_kv_heads": a.kv_heads(H), "attn.head_dim": arch.head_dim()}
     elif isinstance(a, MLA):
         found |= {"attn.kv_rank": a.latent_size(D), "attn.rope_dim": a.rotary_size(D, H)}

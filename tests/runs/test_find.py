@@ -122,7 +122,7 @@ def test_same_hash_start_lists_all(root: Path) -> None:
 
 def test_nothing_there_yet(tmp_path: Path) -> None:
     for ref in (None, "x"):
-        with pytest.raises(RunError, match=r"there (is no finished run|are no runs) in"):
+        with pytest.raises(RunError, match=r"there (is no finished or imported run|are no runs) in"):
             find(ref, tmp_path / "runs")
 
 
