@@ -18,6 +18,7 @@ from lmlab.errors import LmlabError
 SHELLS = ("bash", "zsh", "fish")
 ALIASES = ("lr", "seed")
 FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",)}
+FLAG_VALUES |= {"--dtype": ("float32", "bfloat16")}
 FLAG_VALUES |= {"--format": ("terminal", "md", "html", "csv", "json", "svg", "pdf")}
 
 
@@ -89,7 +90,8 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
         if name == "new":
             return ("norm", "block", "pos", "attn", "ffn") if not rest else ()
         return (*GROUPS, "preset", "train", "seed", "init", "wandb", "paths", "compile", "device", "name", "plugins")
-    runs = _runs(rest) if name in ("eval", "report", "verify", "runs") and "=" not in current else []
+    runs = _runs(rest) if name in ("eval", "report", "verify", "runs", "export") and "=" not in current else []
+    runs += _folders(current) if name == "import" and not rest else []
     runs += _sweeps(rest) if name == "report" and "=" not in current else []
     if name == "sweep":
         return [*_of_sweeps(), *Line(rest, current).overrides()]

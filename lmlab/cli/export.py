@@ -31,8 +31,9 @@ def export_run(
     dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="of the weights")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="the result as JSON on stdout")] = False,
 ) -> None:
-    """Write a run's model as transformers reads it: config.json, model.safetensors, tokenizer. `lmlab import` reads it back
-    bit for bit."""
+    """Write a run's model as transformers reads it: config.json, model.safetensors, tokenizer.json.
+
+    `lmlab import` reads it back bit for bit; what no family of transformers can express is refused by name."""
     import dataclasses
 
     from lmlab.cli.progress import Screen, say

@@ -47,7 +47,7 @@ def import_model(
 
 def _summary(made: Import) -> dict[str, Any]:
     found = {"state": "imported", "run": str(made.run.path), "family": made.family, "words": made.words}
-    return found | {"parameters": made.parameters, "dtypes": made.dtypes, "existed": made.existed}
+    return found | {"parameters": made.parameters, "dtypes": made.dtypes, "notes": made.notes, "existed": made.existed}
 
 
 def _tell(made: Import, screen: Screen) -> None:
@@ -58,8 +58,8 @@ def _tell(made: Import, screen: Screen) -> None:
         ("family", made.family),
         ("words", "  ".join(made.words)),
         ("model", f"{made.parameters:,} parameters, rows of {exp.model.seq_len} (model.seq_len)"),
-        ("weights", f"{' and '.join(made.dtypes)} → float32"),
+        ("weights", f"{' and '.join(made.dtypes)}, kept as float32"),
     ]
     screen.block(str(made.run.path), rows)
-    for remark in remarks(exp):
+    for remark in (*made.notes, *remarks(exp)):
         screen.note(remark)

@@ -34,14 +34,16 @@ def verify(
     """Replay a run from its directory: bit-identical, or the first step that differs and what differs around it."""
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError
-    from lmlab.opened import runs_root
+    from lmlab.opened import refuse_imported, runs_root
     from lmlab.runs.find import find
 
     names = [w for w in words if not w.startswith("paths.runs=")]
     if len(names) != 1 or "=" in names[0]:
         given = " ".join(names) or "none"
         raise ConfigError(f"`lmlab verify` takes one RUN, not {given}", "`lmlab runs ls` lists them")
-    verdict = replay(find(names[0], runs_root(words)), steps, Screen())
+    run = find(names[0], runs_root(words))
+    refuse_imported(run, "replay")
+    verdict = replay(run, steps, Screen())
     say(json.dumps(verdict.as_dict()) if as_json else verdict.text())
     raise typer.Exit(EXIT_DONE if verdict.identical else EXIT_FAILED)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from lmlab.config.amend import quoted
 from lmlab.config.fields import show
-from lmlab.errors import ConfigError, LmlabError, listed
+from lmlab.errors import ConfigError, listed
 from lmlab.interop.family import Family, Words
 from lmlab.interop.gpts import GPTS
-from lmlab.interop.keys import Keys, transformers_module
+from lmlab.interop.keys import Keys, Refused, transformers_module
 from lmlab.interop.llamas import LLAMAS
 from lmlab.model.spec import GQA, MHA, MLA, MQA, Arch, Decoder, DynamicNTK, FfnSpec, Learned, Llama3, Rope, YaRN
 from lmlab.registry import OPTIONS
@@ -119,8 +119,8 @@ def written(arch: Arch, family: Family, vocab: int, longest: int) -> Written:
     try:
         read = transformers.AutoConfig.for_model(family.model_type, **_copied(said))
         found = arch_of(family.words(Keys(read, said)))
-    except LmlabError as error:
-        return Written(family, said, [error.message])
+    except Refused as error:
+        return Written(family, said, [error.said])
     except Exception as error:  # transformers' own validation
         return Written(family, said, [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"])
     return Written(family, said, [f"`{k}={show_value(v)}`" for k, v, _ in differences(arch, found)])

@@ -95,7 +95,7 @@ def plain_ffn(act: str, width: int) -> Words:
 # ---------------------------------------------------------------- and back
 
 
-def common(arch: Arch, rows: int, longest: int) -> dict[str, Any]:
+def common(arch: Arch, rows: int, longest: int, *, partial: bool = False) -> dict[str, Any]:
     """Keys that most families share."""
     m = arch.model
     return {
@@ -105,7 +105,7 @@ def common(arch: Arch, rows: int, longest: int) -> dict[str, Any]:
         "num_attention_heads": m.n_heads,
         "intermediate_size": width_of_ffn(arch),
         "tie_word_embeddings": m.tie_embeddings,
-        **rope.fields(arch, longest),
+        **rope.fields(arch, longest, partial=partial),
     }
 
 

@@ -91,7 +91,7 @@ def neox_words(keys: Keys) -> Words:
     return {
         **layer_norm(keys, "layer_norm_eps"),
         **({"block": "parallel", "block.n_norms": 2} if parallel else {"block": "prenorm"}),
-        **rope.words(keys, keys["hidden_size"] // keys["num_attention_heads"]),
+        **rope.words(keys, keys["hidden_size"] // keys["num_attention_heads"], partial=True),
         "attn": "mha",
         **(BIASES if keys.get("attention_bias", True) else {}),
         **plain_ffn(keys.one_of("hidden_act", PLAIN), keys["intermediate_size"]),
@@ -100,7 +100,7 @@ def neox_words(keys: Keys) -> Words:
 
 
 def neox_config(arch: Arch, vocab: int, longest: int) -> dict[str, Any]:
-    found = common(arch, vocab, longest)
+    found = common(arch, vocab, longest, partial=True)
     share, theta = found.get("partial_rotary_factor", 1.0), found.get("rope_theta", 10000.0)
     return {
         **found,
@@ -165,7 +165,7 @@ def phi_words(keys: Keys) -> Words:
         **layer_norm(keys, "layer_norm_eps"),
         "block": "parallel",
         "block.n_norms": 1,
-        **rope.words(keys, head_dim(keys)),
+        **rope.words(keys, head_dim(keys), partial=True),
         **heads(keys),
         **BIASES,
         **plain_ffn(keys.one_of("hidden_act", PLAIN), keys["intermediate_size"]),
@@ -178,7 +178,7 @@ def phi_config(arch: Arch, vocab: int, longest: int) -> dict[str, Any]:
     kv, size = arch.attn.kv_heads(arch.model.n_heads), arch.head_dim()
     own = {"layer_norm_eps": eps(arch), "hidden_act": activation(arch, PLAIN), "num_key_value_heads": kv}
     own |= {} if size * arch.model.n_heads == arch.model.d_model else {"head_dim": size}
-    return common(arch, vocab, longest) | own
+    return common(arch, vocab, longest, partial=True) | own
 
 
 def phi_table(arch: Arch) -> Sequence[Row]:
@@ -193,7 +193,11 @@ OLD_BLOOM = frozenset(
     "skip_bias_add_qkv seq_length n_inner hidden_dropout_prob".split()
 )
 GPTS = (
-    Family("gpt2", "GPT2LMHeadModel", "transformer.", gpt2_words, gpt2_config, gpt2_table, skipped=(MASKS,)),
+    Family(
+        *("gpt2", "GPT2LMHeadModel", "transformer.", gpt2_words, gpt2_config, gpt2_table),
+        harmless=frozenset({"n_ctx"}),
+        skipped=(MASKS,),
+    ),
     Family(
         *("gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", neox_words, neox_config, neox_table),
         skipped=(MASKS, INV_FREQ),

@@ -6,7 +6,7 @@ the pairing of rotated channels) can be set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from lmlab.config import parse
 from lmlab.config.catalogue import PRESET
 from lmlab.config.identity import changes, config_hash, to_dict
 from lmlab.config.load import Loaded, load
+from lmlab.config.tree import Experiment
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import ConfigError, LmlabError, raise_all
 from lmlab.interop import families, keys, rope
@@ -62,6 +63,7 @@ class Import:
     family: str
     parameters: int = 0
     dtypes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     existed: bool = False
 
 
@@ -142,27 +144,44 @@ def import_folder(name: str, typed: Sequence[str], command: Sequence[str]) -> Im
     model = describe(located(name))
     words, loaded = composed(model, typed)
     exp = loaded.experiment
-    own_tokenizer = exp.tokenizer.path  # type: ignore[attr-defined]
-    place = model.source.folder if own_tokenizer == model.source.path else located(own_tokenizer).folder
-    tokenizer = tokenizer_of(place)
+    words_of = _tokenizer_source(model, exp)
+    tokenizer = tokenizer_of(words_of.folder)
     with weights_of(model.source.folder, model.family) as weights:
         pairing = model.family.pairing(model.raw)
         state = imported(weights, exp.arch, model.family, pairing, model.rows)
         dtypes = sorted(weights.dtypes)
-    refuse_other(tokenizer, model.rows, str(place))
+    refuse_other(tokenizer, model.rows, words_of.path)
     exp.init.source = checkpoint.content_hash(state)
     path = run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or model.source.label)
     made = Import(RunDir(path), words, loaded, model.family.model_type, sum(t.numel() for t in state.values()), dtypes)
+    made.notes = list(_notes(model, tokenizer))
     facts = {
         "source": model.source.path,
         "commit": model.source.commit,
         "family": model.family.model_type,
         "dtypes": dtypes,
         "max_position_embeddings": model.longest,
-        "tokenizer_config": settings_of(place),
+        "tokenizer_config": settings_of(words_of.folder),
     }
     _write(made, state, tokenizer, facts, command)
     return made
+
+
+def _tokenizer_source(model: Described, exp: Experiment) -> Source:
+    """The folder itself, or the one that `tokenizer.path` names, which is then kept as it is found from anywhere."""
+    named: str = exp.tokenizer.path  # type: ignore[attr-defined]
+    if named == model.source.path:
+        return model.source
+    found = located(named, "tokenizer.path")
+    exp.tokenizer.path = found.path  # type: ignore[attr-defined]
+    return found
+
+
+def _notes(model: Described, tokenizer: Tokenizer) -> Iterator[str]:
+    if "auto_map" in model.raw:
+        yield f"config.json names code in its folder (auto_map), which is not run: the model is {model.family.cls}"
+    if tokenizer.vocab_size < model.rows:
+        yield f"the embedding has {model.rows} rows, the tokenizer {tokenizer.vocab_size} ids: the others stay in it"
 
 
 def _write(

@@ -88,13 +88,21 @@ def _defaults(cls: Any) -> dict[str, Any]:
     return found
 
 
-def refused(key: str, value: Any, why: str) -> ConfigError:
-    """What config.json says and lmlab's parts can't express."""
+class Refused(ConfigError):
+    """What config.json says and lmlab's parts can't express. `said`: key and value, as in the file."""
+
+    said = ""
+
+
+def refused(key: str, value: Any, why: str) -> Refused:
     text = json.dumps(value, default=str)
-    return ConfigError(
-        f"`{key}` of config.json is {text if len(text) < 80 else text[:77] + '…'}, which can't be expressed ({why})",
+    text = text if len(text) < 80 else text[:77] + "…"
+    error = Refused(
+        f"`{key}` of config.json is {text}, which can't be expressed ({why})",
         "this model can't be imported as it is: lmlab's parts would compute something else",
     )
+    error.said = f"{key}: {text} of its config.json ({why})"
+    return error
 
 
 # ---------------------------------------------------------------- reading

@@ -100,7 +100,7 @@ def mistral_config(arch: Arch, vocab: int, longest: int) -> dict[str, Any]:
 def gemma_words(keys: Keys) -> Words:
     keys.only("use_bidirectional_attention", None, False)
     own: Words = {"norm.offset": 1, "model.embed_scale": "sqrt_d_model", "model.logit_scale": 1.0}
-    keys.get("hidden_activation")  # null in old files, and transformers reads hidden_act as this one
+    keys.only("hidden_activation", None, "gelu_pytorch_tanh")  # an old key; hidden_act gelu is read as this, too
     return _parts(keys) | own | _biases(keys)
 
 

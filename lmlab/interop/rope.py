@@ -41,9 +41,9 @@ def refuse_unknown_type(raw: Mapping[str, Any]) -> None:
         raise refused("rope_type", kind, f"rotations are scaled by {', '.join(OWN)}")
 
 
-def words(keys: Keys, head_dim: int, *, whole_score: bool = False) -> Words:
-    """pos and rope_scaling. head_dim: channels that may turn. whole_score: MLA, where YaRN's factor acts on all of the
-    score and not on the part that turns. Raises ConfigError."""
+def words(keys: Keys, head_dim: int, *, partial: bool = False, whole_score: bool = False) -> Words:
+    """pos and rope_scaling. head_dim: channels that may turn. partial: whether the family can turn a share of them.
+    whole_score: MLA, where YaRN's factor acts on all of the score, not on the part that turns. Raises ConfigError."""
     said = dict(keys["rope_parameters"] or {})
     kind = said.get("rope_type") or said.get("type") or "default"
     for key, value in said.items():
@@ -54,6 +54,8 @@ def words(keys: Keys, head_dim: int, *, whole_score: bool = False) -> Words:
     for old, new in (("rope_theta", theta), ("rotary_emb_base", theta), ("rotary_pct", share)):
         if keys.raw.get(old) is not None and float(keys.raw[old]) != new:
             raise refused(old, keys.raw[old], f"rope_parameters says {new:g}")
+    if share != 1 and not partial:  # such a family's code does not look at it
+        raise refused("partial_rotary_factor", share, "only 1")
     found: Words = {"pos": "rope", "pos.theta": theta}
     turned = int(head_dim * share)
     if turned != head_dim:
@@ -116,9 +118,10 @@ def _of_whole_score(said: Mapping[str, Any], factor: float) -> float:
 # ---------------------------------------------------------------- and back
 
 
-def fields(arch: Arch, longest: int) -> dict[str, Any]:
+def fields(arch: Arch, longest: int, *, partial: bool = False) -> dict[str, Any]:
     """max_position_embeddings and the rope keys, new and old, so that transformers 4 and 5 read the same; nothing of
-    another kind of position. longest: tokens that rows may have where no scaling says so."""
+    another kind of position. longest: tokens that rows may have where no scaling says so; partial: whether the share of
+    channels that turn is always said, which has another default there."""
     pos, scaling = arch.pos, arch.rope_scaling
     if not isinstance(pos, Rope):
         return {"max_position_embeddings": longest}
@@ -138,10 +141,12 @@ def fields(arch: Arch, longest: int) -> dict[str, Any]:
         said |= _magnitude_fields(scaling, arch.attn.name == "mla")
     if isinstance(scaling, (Llama3, YaRN)):
         said["original_max_position_embeddings"] = scaling.original(arch.model.seq_len)
-    said |= {"rope_theta": pos.theta, "partial_rotary_factor": _share(pos.width(size), size)}
-    old = {k: v for k, v in said.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    top = {"rope_theta": pos.theta}
+    if partial or pos.width(size) != size:
+        top["partial_rotary_factor"] = _share(pos.width(size), size)
+    said |= top
+    old = {k: v for k, v in said.items() if k not in top}
     scaled = None if said["rope_type"] == "default" else old | {"type": old["rope_type"]}
-    top = {k: said[k] for k in ("rope_theta", "partial_rotary_factor")}
     return {"max_position_embeddings": longest, "rope_parameters": said, "rope_scaling": scaled, **top}
 
 

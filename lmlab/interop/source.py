@@ -38,21 +38,21 @@ class Source:
         return str(self.folder) if self.commit is None else self.name
 
 
-def located(name: str) -> Source:
+def located(name: str, key: str = "SOURCE") -> Source:
     """Raises RunError: nothing there, no network."""
     try:
-        folder = local_folder(name, "SOURCE")
+        folder = local_folder(name, key)
     except DataError as error:
         raise RunError(error.message, error.hint) from error
     if folder is None:
-        found = _fetched(name)
+        found = _fetched(name, key)
         return Source(name, found, found.name)
     if folder.is_dir():
         return Source(name, folder)
-    raise RunError(f"`SOURCE` {name} is a file", f"give the folder it lies in: {folder.parent}")
+    raise RunError(f"`{key}` {name} is a file", f"give the folder it lies in: {folder.parent}")
 
 
-def _fetched(name: str) -> Path:
+def _fetched(name: str, key: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -62,10 +62,10 @@ def _fetched(name: str) -> Path:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if kinds & NOT_THERE and not kinds & NO_NETWORK:
             hint = "check the spelling and that you may read it (huggingface-cli login), or give a local folder"
-            raise RunError(f"`SOURCE` {name}: {text}", hint) from error
+            raise RunError(f"`{key}` {name}: {text}", hint) from error
         reason = type(error).__name__ if kinds & NO_NETWORK else text
         raise RunError(
-            f"`SOURCE` {name} is no folder here, and the Hugging Face hub can't be reached ({reason})",
+            f"`{key}` {name} is no folder here, and the Hugging Face hub can't be reached ({reason})",
             "give a local folder, as save_pretrained writes it",
         ) from error
 

@@ -113,6 +113,18 @@ SCALED: dict[str, dict[str, Any]] = {
     "yarn with its factor": rope(kind="yarn", **YARN, attention_factor=1.3),
     "yarn with mscale": rope(kind="yarn", **YARN, mscale=1.0, mscale_all_dim=0.707),
 }
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}, {kind}": (CASES[name][0], CASES[name][1] | rope(kind=kind, **more))
+    for name, kind, more in (
+        ("neox", "linear", {"factor": 4.0, "partial_rotary_factor": 0.5}),
+        ("neox", "yarn", YARN | {"partial_rotary_factor": 0.5}),
+        ("phi", "dynamic", {"factor": 4.0, "partial_rotary_factor": 0.5}),
+        ("qwen3", "yarn", YARN),
+        ("gemma", "linear", {"factor": 4.0}),
+        ("olmo2", "yarn", YARN | {"attention_factor": 0.9}),
+        ("mistral", "llama3", LLAMA3 | {"factor": 8.0}),
+    )
+}
 SCALED_LATENT: dict[str, dict[str, Any]] = {
     "linear": rope(kind="linear", factor=4.0),
     "yarn, one mscale": rope(kind="yarn", **YARN, mscale=0.707, mscale_all_dim=0.707),

@@ -1,5 +1,4 @@
-"""`lmlab export` against transformers: what it loads from the folder computes our logits, speaks our ids, and comes back
-bit for bit."""
+"""`lmlab export` against transformers: what it loads has our logits, speaks our ids, and comes back bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ from lmlab.runs.find import Found
 from lmlab.runs.rundir import RunDir
 from tests.composed import close, rows
 from tests.interop.made import TEXTS
-from tests.parity.folders import CASES, ROWS, SCALED, SIZES, logits, model_of as net_of, ours, run_of, saved
+from tests.parity.folders import CASES, ROWS, SCALED, SIZES, logits, ours, run_of, saved
+from tests.parity.folders import model_of as net_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
 SMALL = "model.n_layers=2 model.d_model=64 model.n_heads=4 model.seq_len=32"
@@ -176,6 +176,7 @@ LOST = {
     "rope_scaling=ntk": "`rope_scaling=ntk`",
     "ffn=relu2": "`ffn=relu2`",
     "attn.scale=0.3": "`attn.scale=0.3`",
+    "pos.fraction=0.5": "partial_rotary_factor: 0.5 of its config.json (only 1)",
     "attn=gqa attn.qk_norm=head norm.eps=1e-5": "`attn.qk_norm=head`",
 }
 

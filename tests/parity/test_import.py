@@ -10,6 +10,7 @@ from tests.composed import close, rows
 from tests.parity.folders import (
     CASES,
     LATENT,
+    OTHERS,
     ROWS,
     SCALED,
     SCALED_LATENT,
@@ -44,6 +45,13 @@ def same(folder, runs, cls, config, T=24, tol=1e-9):
 def test_family(case, tmp_path):
     run = same(tmp_path / "hf", tmp_path / "runs", *CASES[case], tol=tol64(case))
     assert run.state() == "imported"
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_scaled_rotations_of_other_families(case, tmp_path):
+    cls, config = OTHERS[case]
+    short = {"max_position_embeddings": 16} if "dynamic" in case else {}
+    same(tmp_path / "hf", tmp_path / "runs", cls, config | short, 48)
 
 
 @pytest.mark.parametrize("T", [12, 48])
