@@ -7,7 +7,7 @@ float64 as well, so that what remains is rounding.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lmlab.config.load import load
+from lmlab.interop.names import Row, pairs
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
+from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer, build
 from tests.composed import VOCAB, close, grads, rows, same_grads
 
-Pick = Callable[[Tensor], Tensor]
-Names = dict[str, str | tuple[str, Pick]]  # our module → theirs, {} = the layer; a trailing _ joins `_weight` to it
+Table = Callable[[Arch], Sequence[Row]]  # as lmlab/interop has it
 D, H, L = 64, 4, 2
 SIZES = {"model.n_layers": L, "model.d_model": D, "model.n_heads": H, "model.seq_len": 16}
 
@@ -66,23 +67,25 @@ def composed(*words: str) -> Transformer:
     return build(arch, VOCAB, ops, seed=0, device="cpu", dtype=torch.float64).eval()
 
 
-def picked(ours: nn.Module, names: Names, source: dict[str, Tensor]) -> dict[str, Tensor]:
+def picked(ours: Transformer, table: Table, source: dict[str, Tensor]) -> dict[str, Tensor]:
     """Ours by name out of theirs; each of theirs has to be used."""
-    found, used = {}, set()
-    for own, p in ours.named_parameters():
-        layer, module, kind = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.*)\.(\w+)", own).groups()
-        entry = names[module]
-        other, pick = (entry, lambda w: w) if isinstance(entry, str) else entry
-        key = (other if other.endswith("_") else f"{other}.").replace("{}", str(layer)) + kind
-        found[own] = pick(source[key])
-        assert found[own].shape == p.shape, own
-        used.add(key)
-    assert used == source.keys()
+    shapes = {name: p.shape for name, p in ours.named_parameters()}
+    rows = pairs(table(ours.arch), shapes, ours.dims.n_layers)
+    source = {_whole(name): tensor for name, tensor in source.items()}
+    split = [(p.ours, p.layout.split(source[_whole(p.theirs)])) for p in rows]
+    found = {own: part for ours, parts in split for own, part in zip(ours, parts, strict=True)}
+    assert {name: p.shape for name, p in found.items()} == shapes
+    assert {_whole(p.theirs) for p in rows} == source.keys()
     return found
 
 
+def _whole(name: str) -> str:
+    """torch joins `in_proj_weight`, and transformers calls NeoX's head by another name than files do."""
+    return re.sub(r"in_proj_(weight|bias)$", r"in_proj.\1", name.replace("embed_out", "lm_head"))
+
+
 def agree(
-    ours: Transformer, theirs: nn.Module, names: Names, T: int = 16, tol: float = 1e-10, without: str | None = None
+    ours: Transformer, theirs: nn.Module, table: Table, T: int = 16, tol: float = 1e-10, without: str | None = None
 ) -> None:
     """Logits, loss and every gradient. `without`: theirs that are set to 0, having no counterpart."""
     weights = dict(theirs.named_parameters())
@@ -90,7 +93,7 @@ def agree(
     with torch.no_grad():
         for p in (weights[n] for n in weights.keys() - kept):
             p.zero_()
-        for own, value in picked(ours, names, {n: weights[n] for n in kept}).items():
+        for own, value in picked(ours, table, {n: weights[n] for n in kept}).items():
             ours.get_parameter(own).copy_(value)
     tokens, positions = rows(2, T)
     with Wide():
@@ -104,7 +107,7 @@ def agree(
     asked = dict(targets_BT=tokens.roll(-1, 1), weights_BT=(positions < T - 1).double())
     close(ours(tokens, positions, **asked).loss.detach(), nats.detach(), tol)
     ours_grads = grads(ours, tokens, positions, **asked)
-    theirs_grads = picked(ours, names, {n: weights[n].grad for n in kept})
+    theirs_grads = picked(ours, table, {n: weights[n].grad for n in kept})
     same_grads(without_rounding(ours_grads), without_rounding(theirs_grads), tol)
 
 
@@ -112,18 +115,3 @@ def without_rounding(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """The gradients but those that are 0 but for rounding, as a bias of k has it that is not rotated."""
     norms = {name: grad.norm().item() for name, grad in found.items()}
     return {name: grad for name, grad in found.items() if norms[name] > 1e-12 * max(norms.values())}
-
-
-def of_three(j: int, heads: int = H) -> Pick:
-    """q, k or v out of rows packed as (head, 3, channel), as NeoX and BLOOM do."""
-    return lambda w: w.unflatten(0, (heads, 3, -1))[:, j].flatten(0, 1)
-
-
-def third(j: int) -> Pick:
-    """q, k or v out of packed rows (3·D)."""
-    return lambda w: w.tensor_split(3, 0)[j]
-
-
-def turned(pick: Pick = lambda w: w) -> Pick:
-    """Out of a matrix kept as (in, out)."""
-    return lambda w: pick(w.movedim(-1, 0))

@@ -6,30 +6,16 @@ import math
 
 import pytest
 
-from tests.parity.copied import Names, Pick, agree, composed, drawn
-from tests.parity.test_presets import COMMON, LAYER, LLAMA, F, H
+from lmlab.interop.families import FAMILIES
+from tests.parity.copied import agree, composed, drawn
+from tests.parity.test_presets import COMMON, F, H
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `parity` extra")
 NOPE, TURNED, VALUE, RANK = 12, 8, 20, 24
 ATTN = f"attn=mla attn.nope_dim={NOPE} attn.rope_dim={TURNED} attn.v_dim={VALUE} attn.kv_rank={RANK}"
 
 
-def rows_of(values: bool) -> Pick:
-    """The rows of k, or of v, out of those of each head."""
-    part = slice(NOPE, None) if values else slice(NOPE)
-    return lambda w: w.unflatten(0, (H, NOPE + VALUE))[:, part].flatten(0, 1)
-
-
-SELF = LAYER + "self_attn."
-NAMES: Names = LLAMA | {
-    "attn.q_down": SELF + "q_a_proj",
-    "attn.q_norm": SELF + "q_a_layernorm",
-    "attn.q_up": SELF + "q_b_proj",
-    "attn.kv_down": SELF + "kv_a_proj_with_mqa",
-    "attn.kv_norm": SELF + "kv_a_layernorm",
-    "attn.k_up": (SELF + "kv_b_proj", rows_of(values=False)),
-    "attn.v_up": (SELF + "kv_b_proj", rows_of(values=True)),
-}
+TABLE = FAMILIES["deepseek_v3"].table
 
 
 def deepseek(version: int, q_rank: int | None, **rope: float | str):
@@ -60,7 +46,7 @@ def words(q_rank: int | None, form: str) -> list[str]:
 @pytest.mark.parametrize("q_rank", [None, 28])
 @pytest.mark.parametrize("version", [2, 3])
 def test_deepseek(version, q_rank, form):
-    agree(composed(*words(q_rank, form)), deepseek(version, q_rank), NAMES)
+    agree(composed(*words(q_rank, form)), deepseek(version, q_rank), TABLE)
 
 
 @pytest.mark.parametrize("form", ["naive", "absorbed"])
@@ -72,4 +58,4 @@ def test_deepseek_with_yarn(version, m, form):
     theirs = deepseek(version, None, **yarn, mscale=m, mscale_all_dim=m)
     scaling = "rope_scaling=yarn rope_scaling.factor=4 rope_scaling.original_len=16"
     own = "" if m == 1 else f"rope_scaling.attention_factor={0.1 * m * math.log(4) + 1!r}"
-    agree(composed(*words(None, form), *f"{scaling} {own}".split()), theirs, NAMES, T=48)
+    agree(composed(*words(None, form), *f"{scaling} {own}".split()), theirs, TABLE, T=48)

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.config.load import load
+from lmlab.interop.families import FAMILIES
+from lmlab.interop.llamas import ATTENTION, ENDS, FFN, LAYER, OURS
+from lmlab.interop.names import Layout, Row, rows
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
+from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
-from tests.parity.copied import D, H, L, Names, agree, composed, drawn, of_three, third, turned
+from tests.parity.copied import D, H, L, agree, composed, drawn
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `parity` extra")
 V, F = 97, 176
@@ -26,62 +30,29 @@ COMMON = dict(
     attn_implementation="eager",
     pad_token_id=None,
 )
-LAYER = "model.layers.{}."
-LLAMA: Names = {
-    "embed": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "norm1": LAYER + "input_layernorm",
-    "norm2": LAYER + "post_attention_layernorm",
-    **{f"attn.{n}": f"{LAYER}self_attn.{n}_proj" for n in "qkvo"},
-    **{f"attn.{n}_norm": f"{LAYER}self_attn.{n}_norm" for n in "qk"},
-    **{f"ffn.{n}": f"{LAYER}mlp.{n}_proj" for n in ("gate", "up", "down")},
-}
-BLOOM_LAYER = "transformer.h.{}."
-BLOOM: Names = {
-    "embed": "transformer.word_embeddings",
-    "embed_norm": "transformer.word_embeddings_layernorm",
-    "norm": "transformer.ln_f",
-    "norm1": BLOOM_LAYER + "input_layernorm",
-    "norm2": BLOOM_LAYER + "post_attention_layernorm",
-    "attn.o": BLOOM_LAYER + "self_attention.dense",
-    "ffn.up": BLOOM_LAYER + "mlp.dense_h_to_4h",
-    "ffn.down": BLOOM_LAYER + "mlp.dense_4h_to_h",
-}
-NEOX_LAYER = "gpt_neox.layers.{}."
-NEOX: Names = {
-    "embed": "gpt_neox.embed_in",
-    "norm": "gpt_neox.final_layer_norm",
-    "head": "lm_head",
-    "norm1": NEOX_LAYER + "input_layernorm",
-    "norm2": NEOX_LAYER + "post_attention_layernorm",
-    **{f"attn.{n}": (NEOX_LAYER + "attention.query_key_value", of_three(j)) for j, n in enumerate("qkv")},
-    "attn.o": NEOX_LAYER + "attention.dense",
-    "ffn.up": NEOX_LAYER + "mlp.dense_h_to_4h",
-    "ffn.down": NEOX_LAYER + "mlp.dense_4h_to_h",
-}
-GPT_LAYER = "transformer.h.{}."
-GPT2: Names = {
-    "embed": "transformer.wte",
-    "pos": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "norm1": GPT_LAYER + "ln_1",
-    "norm2": GPT_LAYER + "ln_2",
-    **{f"attn.{n}": (GPT_LAYER + "attn.c_attn", turned(third(j))) for j, n in enumerate("qkv")},
-    "attn.o": (GPT_LAYER + "attn.c_proj", turned()),
-    "ffn.up": (GPT_LAYER + "mlp.c_fc", turned()),
-    "ffn.down": (GPT_LAYER + "mlp.c_proj", turned()),
-}
-GPTJ: Names = {
-    "embed": "transformer.wte",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-    "norm1": GPT_LAYER + "ln_1",
-    **{f"attn.{n}": f"{GPT_LAYER}attn.{n}_proj" for n in "qkv"},
-    "attn.o": GPT_LAYER + "attn.out_proj",
-    "ffn.up": GPT_LAYER + "mlp.fc_in",
-    "ffn.down": GPT_LAYER + "mlp.fc_out",
-}
+LLAMA = FAMILIES["llama"].table
+
+
+def gpt_j(arch: Arch) -> list[Row]:
+    layer = {"norm1": "ln_1", "attn.o": "attn.out_proj", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
+    layer |= {f"attn.{n}": f"attn.{n}_proj" for n in "qkv"}
+    ends = rows("transformer.", {"embed": "wte", "norm": "ln_f"})
+    return [*ends, Row("lm_head", ("head",)), *rows("transformer.h.{}.", layer, OURS)]
+
+
+def gemma2(arch: Arch) -> list[Row]:
+    norms = {"norm1": "input_layernorm", "norm1_out": "post_attention_layernorm"}
+    norms |= {"norm2": "pre_feedforward_layernorm", "norm2_out": "post_feedforward_layernorm"}
+    return [*ENDS, *rows(LAYER, ATTENTION | FFN | norms, OURS)]
+
+
+def vaswani(arch: Arch) -> list[Row]:
+    layer = {"attn.o": "self_attn.out_proj", "norm1": "norm1", "norm2": "norm2", "ffn.up": "linear1"}
+    packed = Row("layers.{}.self_attn.in_proj", tuple(f"{OURS}attn.{n}" for n in "qkv"), THIRDS)
+    return [Row("embed", ("embed",)), packed, *rows("layers.{}.", layer | {"ffn.down": "linear2"}, OURS)]
+
+
+THIRDS = Layout(lambda w: list(w.tensor_split(3, 0)), lambda ws: torch.cat(list(ws)))
 
 
 def rope(theta: float = 10000.0, **more: float) -> dict:
@@ -108,11 +79,11 @@ def gpt2(activation: str) -> nn.Module:
 
 
 def test_gpt2():
-    agree(composed("preset=gpt2"), gpt2("gelu_new"), GPT2)
+    agree(composed("preset=gpt2"), gpt2("gelu_new"), FAMILIES["gpt2"].table)
 
 
 def test_nanogpt_is_gpt2_with_the_exact_gelu_and_no_biases():
-    agree(composed("preset=nanogpt"), gpt2("gelu"), GPT2, without=r"bias$")
+    agree(composed("preset=nanogpt"), gpt2("gelu"), FAMILIES["gpt2"].table, without=r"bias$")
 
 
 def test_gemma():
@@ -135,17 +106,12 @@ def test_gemma2_of_its_parts(backend):
         sliding_window=5,
     )
     theirs = drawn(lambda: transformers.Gemma2ForCausalLM(config))
-    names = LLAMA | {
-        "norm1_out": LAYER + "post_attention_layernorm",
-        "norm2": LAYER + "pre_feedforward_layernorm",
-        "norm2_out": LAYER + "post_feedforward_layernorm",
-    }
     attn = (
         "attn=gqa attn.n_kv_heads=2 attn.head_dim=24 attn.softcap=5 attn.window=5 attn.pattern=SL "
         f"attn.scale={40**-0.5!r} attn.backend={backend}"
     )
     words = f"preset=gemma block=sandwich model.n_layers=4 model.logit_softcap=10 ffn.d_ff={F} {attn}"
-    agree(composed(*words.split()), theirs, names)
+    agree(composed(*words.split()), theirs, gemma2)
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -153,11 +119,8 @@ def test_bloom(heads):
     """BLOOM writes √(2/π) with 8 digits, 7e-10 off: that is what the tolerance allows for."""
     config = transformers.BloomConfig(vocab_size=V, hidden_size=16 * heads, n_layer=L, n_head=heads)
     theirs = drawn(lambda: transformers.BloomForCausalLM(config))
-    packed = {
-        f"attn.{n}": (BLOOM_LAYER + "self_attention.query_key_value", of_three(j, heads)) for j, n in enumerate("qkv")
-    }
     ours = composed("preset=bloom", f"model.d_model={16 * heads}", f"model.n_heads={heads}")
-    agree(ours, theirs, BLOOM | packed, tol=2e-9)
+    agree(ours, theirs, FAMILIES["bloom"].table, tol=2e-9)
 
 
 def test_neox():
@@ -165,11 +128,11 @@ def test_neox():
         **COMMON | {"intermediate_size": 4 * D}, **rope(partial_rotary_factor=0.25), layer_norm_eps=1e-5
     )
     theirs = drawn(lambda: transformers.GPTNeoXForCausalLM(config))
-    agree(composed("preset=neox"), theirs, NEOX)
+    agree(composed("preset=neox"), theirs, FAMILIES["gpt_neox"].table)
 
 
 def test_gptj_of_its_parts():
-    """One norm for both branches, interleaved pairs on half of each head; its head has a bias, ours has none."""
+    """One norm for both branches, interleaved pairs on half of each head, a bias of the head."""
     config = transformers.GPTJConfig(
         vocab_size=V,
         n_positions=16,
@@ -183,9 +146,9 @@ def test_gptj_of_its_parts():
     theirs = drawn(lambda: transformers.GPTJForCausalLM(config))
     words = (
         "norm=layernorm block=parallel pos.pairing=interleaved pos.fraction=0.5 ffn=gelu_tanh ffn.bias=true "
-        "model.tie_embeddings=false"
+        "model.tie_embeddings=false model.head_bias=true"
     )
-    agree(composed(*words.split()), theirs, GPTJ, without=r"lm_head\.bias")
+    agree(composed(*words.split()), theirs, gpt_j)
 
 
 def test_olmo2():
@@ -193,8 +156,7 @@ def test_olmo2():
         **COMMON | {"intermediate_size": 256}, **rope(500000.0), tie_word_embeddings=False
     )
     theirs = drawn(lambda: transformers.Olmo2ForCausalLM(config))
-    names = LLAMA | {"norm1": LAYER + "post_attention_layernorm", "norm2": LAYER + "post_feedforward_layernorm"}
-    agree(composed("preset=olmo2"), theirs, names)
+    agree(composed("preset=olmo2"), theirs, FAMILIES["olmo2"].table)
 
 
 def test_qwen3():
@@ -231,16 +193,7 @@ class Vaswani(nn.Module):
 
 
 def test_vanilla():
-    names: Names = {
-        "embed": "embed",
-        **{f"attn.{n}": ("layers.{}.self_attn.in_proj_", third(j)) for j, n in enumerate("qkv")},
-        "attn.o": "layers.{}.self_attn.out_proj",
-        "norm1": "layers.{}.norm1",
-        "norm2": "layers.{}.norm2",
-        "ffn.up": "layers.{}.linear1",
-        "ffn.down": "layers.{}.linear2",
-    }
-    agree(composed("preset=vanilla"), drawn(Vaswani), names)
+    agree(composed("preset=vanilla"), drawn(Vaswani), vaswani)
 
 
 PUBLISHED = {  # vocabulary and parameters of GPT-2, LLaMA 7B, Gemma 2B, BLOOM 560M, Pythia 160M, OLMo 2 7B, Qwen3 0.6B

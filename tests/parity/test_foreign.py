@@ -1,0 +1,275 @@
+"""Folders that are damaged, of another kind, or say what our parts can't: refused in two lines, and nothing is left
+behind, nothing of theirs run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmlab.cli import app
+from tests.interop.made import tokenizer_folder
+from tests.parity.folders import CASES, edited, model_of, ours, run_of, saved
+
+transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
+WHOLE = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One sound folder of each kind that is damaged here."""
+    root = tmp_path_factory.mktemp("sound")
+    nets = {name: model_of(*CASES[name])[1] for name in ("llama", "gpt2", "deepseek", "qwen3")}
+    found = {name: saved(root / name, net) for name, net in nets.items()}
+    found["shards"] = saved(root / "shards", nets["llama"], max_shard_size="100KB")
+    return found
+
+
+def retensored(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / WHOLE)
+    change(tensors)
+    save_file(tensors, folder / WHOLE, {"format": "pt"})
+
+
+def cut(file: Path, share: float) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+
+
+class Evil:
+    """A pickle that leaves a trace when it is opened."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.trace,))
+
+
+def pickled(folder: Path) -> None:
+    (folder / WHOLE).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(folder / "it ran")))
+
+
+def shard_elsewhere(folder: Path) -> None:
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    name = next(iter(index["weight_map"]))
+    index["weight_map"][name] = "../gpt2/model.safetensors"
+    file.write_text(json.dumps(index))
+
+
+def last_shard(folder: Path) -> Path:
+    return max(folder.glob("model-*.safetensors"))
+
+
+def odd_shape(t: dict[str, torch.Tensor]) -> None:
+    t["model.layers.1.mlp.up_proj.weight"] = torch.zeros(89, 64)
+
+
+def integers(t: dict[str, torch.Tensor]) -> None:
+    t["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
+
+
+def scaled(kind: str, **more: Any) -> Any:
+    return lambda f: edited(f, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more})
+
+
+DAMAGED: dict[str, tuple[str, Any, str, str]] = {
+    "a shard is missing": ("shards", lambda f: last_shard(f).unlink(), "lacks model-", "bring the file back"),
+    "a shard is truncated": ("shards", lambda f: cut(last_shard(f), 0.7), "is damaged", "bring the file back"),
+    "a shard lies elsewhere": ("shards", shard_elsewhere, "names ../gpt2/model.safetensors, which is no file", "bring"),
+    "safetensors is truncated": ("llama", lambda f: cut(f / WHOLE, 0.5), "is damaged", "bring the file back"),
+    "safetensors is cut in its header": ("llama", lambda f: cut(f / WHOLE, 0.001), "is damaged", "bring the file back"),
+    "a wrong shape": (
+        "llama",
+        lambda f: retensored(f, odd_shape),
+        "`model.layers.1.mlp.up_proj.weight` is [89, 64], and config.json makes it [88, 64]",
+        "config.json belongs to another model",
+    ),
+    "another width": (
+        "gpt2",
+        lambda f: edited(f, vocab_size=300),
+        "`transformer.wte.weight` is [272, 64], and config.json makes it [300, 64]",
+        "config.json belongs to another model",
+    ),
+    "a missing tensor": (
+        "llama",
+        lambda f: retensored(f, lambda t: t.pop("model.layers.2.self_attn.k_proj.weight")),
+        "lacks the tensor `model.layers.2.self_attn.k_proj.weight`",
+        "damaged",
+    ),
+    "an unexpected tensor": (
+        "llama",
+        lambda f: retensored(f, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)})),
+        "has the tensor `model.layers.0.self_attn.q_proj.bias`, which config.json does not speak of",
+        "damaged",
+    ),
+    "quantised weights": ("llama", lambda f: retensored(f, integers), "is int8: quantised weights", "was quantised"),
+    "an untied head said to be tied": (
+        "llama",
+        lambda f: edited(f, tie_word_embeddings=True),
+        "`lm_head.weight` differs from `model.embed_tokens.weight`",
+        "tie_word_embeddings to false",
+    ),
+    "pickle alone": ("llama", pickled, "pytorch_model.bin only: such files can run code", "save_pretrained"),
+    "no weights": ("llama", lambda f: (f / WHOLE).unlink(), f"has no {WHOLE}", "save_pretrained"),
+    "another tokenizer": (
+        "llama",
+        lambda f: tokenizer_folder(f, more=40),
+        "ids, and the embedding 272 rows: another one",
+        "tokenizer.path=FOLDER",
+    ),
+    "no tokenizer": ("llama", lambda f: (f / "tokenizer.json").unlink(), "no tokenizer.json", "tokenizer.path=FOLDER"),
+    "an unknown rotation": ("llama", scaled("spiral"), '`rope_type` of config.json is "spiral"', "lmlab's parts"),
+    "longrope": ("llama", scaled("longrope"), '`rope_type` of config.json is "longrope"', "lmlab's parts"),
+    "a rotation's unknown field": (
+        "llama",
+        scaled("linear", alpha=2.0),
+        "`rope_parameters.alpha` of config.json is 2.0",
+        "lmlab's parts",
+    ),
+    "yarn without truncation": (
+        "llama",
+        scaled("yarn", original_max_position_embeddings=16, truncate=False),
+        "`rope_parameters.truncate` of config.json is false",
+        "lmlab's parts",
+    ),
+    "two bases": (
+        "llama",
+        lambda f: edited(f, rope_theta=7.0),
+        "`rope_theta` of config.json is 7.0",
+        "lmlab's parts",
+    ),
+    "yarn of one part of a latent score": (
+        "deepseek",
+        scaled("yarn", original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5),
+        "`rope_parameters.mscale` of config.json is 1.0",
+        "lmlab's parts",
+    ),
+    "a share that is not turned": (
+        "llama",
+        lambda f: edited(f, partial_rotary_factor=0.5),
+        "`partial_rotary_factor` of config.json is 0.5",
+        "lmlab's parts",
+    ),
+    "experts": (
+        "deepseek",
+        lambda f: edited(f, first_k_dense_replace=1),
+        "`first_k_dense_replace` of config.json is 1",
+        "lmlab's parts",
+    ),
+    "another eps of the inner norms": (
+        "qwen3",
+        lambda f: edited(f, rms_norm_eps=1e-5),
+        "`rms_norm_eps` of config.json is 1e-05",
+        "lmlab's parts",
+    ),
+    "another score": (
+        "gpt2",
+        lambda f: edited(f, scale_attn_by_inverse_layer_idx=True),
+        "`scale_attn_by_inverse_layer_idx` of config.json is true",
+        "lmlab's parts",
+    ),
+    "an unknown activation": (
+        "gpt2",
+        lambda f: edited(f, activation_function="quick_gelu"),
+        '`activation_function` of config.json is "quick_gelu"',
+        "lmlab's parts",
+    ),
+    "a key nobody knows": (
+        "llama",
+        lambda f: edited(f, residual_multiplier=0.22),
+        "`residual_multiplier` of config.json is 0.22",
+        "lmlab's parts",
+    ),
+    "quantised by config.json": (
+        "llama",
+        lambda f: edited(f, quantization_config={"bits": 4}),
+        '`quantization_config` of config.json is {"bits": 4}',
+        "lmlab's parts",
+    ),
+    "another head": (
+        "llama",
+        lambda f: edited(f, architectures=["LlamaForSequenceClassification"]),
+        '`architectures` of config.json is "LlamaForSequenceClassification"',
+        "lmlab's parts",
+    ),
+    "an unknown architecture": (
+        "llama",
+        lambda f: edited(f, model_type="mamba2"),
+        "`model_type` of config.json is mamba2, which lmlab has no table for",
+        "bloom, deepseek_v3, gemma, gpt2",
+    ),
+    "config.json is no JSON": ("llama", lambda f: cut(f / "config.json", 0.5), "config.json can't be read", "bring it"),
+    "no config.json": ("llama", lambda f: (f / "config.json").unlink(), "has no config.json", "save_pretrained"),
+    "a size that is no number": (
+        "llama",
+        lambda f: edited(f, hidden_size="wide"),
+        "config.json can't be read by transformers",
+        "bring it back",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_it_is_refused(case, sound, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kind, damage, message, hint = DAMAGED[case]
+    folder = tmp_path / kind
+    shutil.copytree(sound[kind], folder)
+    damage(folder)
+    assert app.run(["import", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 2, err
+    first, second = err.splitlines()
+    assert message in first.removeprefix("error: ")
+    assert hint in second.removeprefix("hint: ")
+    assert not (tmp_path / "runs").exists()
+    assert not (folder / "it ran").exists()
+
+
+def test_code_in_the_folder_is_not_run(sound, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(sound["llama"], folder)
+    (folder / "theirs.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass Config: pass\n")
+    edited(folder, auto_map={"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"})
+    assert run_of(folder, tmp_path / "runs").state() == "imported"
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_buffers_of_old_versions_are_passed_over(sound, tmp_path):
+    folder = tmp_path / "gpt2"
+    shutil.copytree(sound["gpt2"], folder)
+    mask = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8) for n in range(3)}
+    retensored(folder, lambda t: t.update(mask | {"transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}))
+    state, other = (ours(run_of(f, tmp_path / "runs")).state_dict() for f in (folder, sound["gpt2"]))
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_both_ways_of_storing_a_tied_head_and_bare_names(sound, tmp_path):
+    """The hub's own gpt2 has no prefix, and some files hold the head once more."""
+    folders = [tmp_path / "bare", tmp_path / "twice"]
+    for folder in folders:
+        shutil.copytree(sound["gpt2"], folder)
+    bare = {k.removeprefix("transformer."): v for k, v in load_file(folders[0] / WHOLE).items()}
+    save_file(bare, folders[0] / WHOLE)
+    edited(folders[0], architectures=["GPT2Model"])
+    retensored(folders[1], lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()}))
+    states = [ours(run_of(f, tmp_path / "runs")).state_dict() for f in (sound["gpt2"], *folders)]
+    assert all(torch.equal(s[name], states[0][name]) for s in states[1:] for name in states[0])
+
+
+def test_another_tokenizers_folder_can_be_named(sound, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(sound["llama"], folder)
+    (folder / "tokenizer.json").unlink()
+    run = run_of(folder, tmp_path / "runs", f"tokenizer.path={sound['gpt2']}")
+    assert run.config()["tokenizer"]["path"] == str(sound["gpt2"])
