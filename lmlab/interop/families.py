@@ -69,7 +69,8 @@ def _worked_out(arch: Arch) -> dict[str, Any]:
     if isinstance(arch.pos, Learned):
         found["pos.max_len"] = arch.pos.max_len or m.seq_len
     if isinstance(arch.pos, Rope):  # pairing is a matter of the rows' order, not of the function
-        found |= {"pos.pairing": _GONE, "pos.fraction": arch.pos.width(a.rotary_size(D, H))}
+        size = a.rotary_size(D, H)
+        found |= {"pos.pairing": _GONE, "pos.fraction": arch.pos.width(size) / size}
     if isinstance(arch.rope_scaling, (DynamicNTK, YaRN, Llama3)):
         found["rope_scaling.original_len"] = arch.rope_scaling.original(m.seq_len)
     if isinstance(arch.rope_scaling, YaRN):

@@ -1,0 +1,56 @@
+"""Where a model comes from, and its tokenizer; the tokenizer that is written is the one that was read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmlab.data.spec import BPE, Byte
+from lmlab.data.tokenizer import byte_tokenizer, hf_tokenizer, train_bpe
+from lmlab.errors import ConfigError, DataError, RunError
+from lmlab.interop.source import located, refuse_other, tokenizer_of
+from tests.interop.made import EOT, TEXTS, tokenizer_folder
+
+
+def test_a_local_folder(tmp_path, monkeypatch):
+    (tmp_path / "a model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = located("a model/")
+    assert found.folder == tmp_path / "a model"
+    assert (found.label, found.path, found.commit) == ("a_model", str(tmp_path / "a model"), None)
+
+
+@pytest.mark.parametrize("name", ["openai-community/gpt2", "gpt2"])
+def test_a_name_of_the_hub_without_network(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="the Hugging Face hub can't be reached") as caught:
+        located(name)
+    assert "give a local folder" in caught.value.hint
+
+
+def test_the_folders_tokenizer_and_no_other(tmp_path):
+    found = tokenizer_of(tokenizer_folder(tmp_path, more=10))
+    assert found.kind == "hf"
+    assert found.decode(found.encode(TEXTS[0])) == TEXTS[0]
+    refuse_other(found, found.vocab_size, "x")
+    with pytest.raises(ConfigError, match="another one"):
+        refuse_other(found, found.vocab_size - 1, "x")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+        tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: byte_tokenizer(Byte()), lambda: train_bpe(BPE(vocab_size=300), [*TEXTS, f"{EOT}{EOT} {EOT}"] * 3)]
+)
+def test_what_is_written_has_the_same_ids(made):
+    own = made()
+    text, end = own.as_hf()
+    again = hf_tokenizer(text, {"eos_token": end}, "there")
+    assert (again.vocab_size, again.eot) == (own.vocab_size, own.eot)
+    for words in (*TEXTS, "é 漢字 🙂", f"a {EOT} b", "\x00\t  x"):
+        assert again.encode(words) == own.encode(words)
+        assert again.decode(own.encode(words)) == words
+    assert (again.token_bytes == own.token_bytes).all()
+    assert json.loads(text)["added_tokens"][-1]["id"] == own.eot

@@ -1,0 +1,149 @@
+"""What one can do with an imported run, and what not, on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmlab
+from lmlab.cli import app
+from lmlab.runs.checkpoint import load
+from lmlab.runs.rundir import RunDir
+from tests.composed import close, rows
+from tests.parity.folders import CASES, ROWS, logits, model_of, saved
+
+transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `theirs`, and with `data.txt`."""
+    root = tmp_path_factory.mktemp("imported")
+    saved(root / "theirs", model_of(*CASES["qwen3 alternating"])[1])
+    (root / "data.txt").write_text("Fellow citizens, the union is strong.\n" * 200)
+    return root
+
+
+@pytest.fixture
+def here(place, monkeypatch, capsys):
+    """lmlab(words) → stdout, run in the folder; refused(words) → the two lines."""
+    monkeypatch.chdir(place)
+
+    class Here:
+        def lmlab(self, line: str) -> str:
+            assert app.run(line.split()) == 0, capsys.readouterr().err
+            return capsys.readouterr().out
+
+        def refused(self, line: str) -> str:
+            assert app.run(line.split()) == 2
+            out, err = capsys.readouterr()
+            assert out == ""
+            lines = [text for text in err.splitlines() if text.startswith(("error: ", "hint: "))]
+            assert len(lines) == 2
+            return "\n".join(lines)
+
+        @property
+        def run(self) -> RunDir:
+            return RunDir(json.loads(self.lmlab(f"import theirs {DATA} --json"))["run"])
+
+    return Here()
+
+
+DATA = "data=text data.files=[data.txt] model.seq_len=32"
+
+
+def test_the_words_compose_it_again(here):
+    told = json.loads(here.lmlab(f"import theirs {DATA} --json"))
+    assert told["state"] == "imported"
+    assert told["family"] == "qwen3"
+    assert told["dtypes"] == ["float32"]
+    assert {"attn=gqa", "attn.window=6", "attn.pattern='SL'", "model.seq_len=32"} <= set(told["words"])
+    from lmlab.config.load import load as composed
+
+    exp = composed(told["words"]).experiment
+    config = RunDir(told["run"]).config()
+    assert config["init"]["source"] == load(RunDir(told["run"]).checkpoints()[0].path).content_hash
+    from lmlab.config.identity import to_dict
+
+    exp.init.source = config["init"]["source"]
+    assert to_dict(exp) == config
+    assert json.loads(here.lmlab(f"import theirs {DATA} --json"))["existed"] is True
+
+
+def test_it_is_evaluated_by_its_own_tokenizer(here):
+    found = json.loads(here.lmlab(f"eval {here.run.name} --json"))
+    net, tokenizer, _ = lmlab.load(here.run.path)
+    assert found["content_hash"] == load(here.run.checkpoints()[0].path).content_hash
+    assert found["own_data"] is False
+    assert found["bits_per_byte"] > 0
+    assert net.dims.vocab_size == ROWS > tokenizer.vocab_size
+    again = json.loads(here.lmlab(f"eval {here.run.name} train.precision=fp32 compile=false --json"))
+    assert again["loss"] == pytest.approx(found["loss"], rel=0.02)
+
+
+def test_it_is_the_newest_that_is_done(here):
+    run = here.run
+    net, _, config = lmlab.load(root=run.path.parent)
+    assert config == run.config()
+    tokens, _ = rows(1, 20, vocab=ROWS)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").eval()
+    close(logits(net, tokens), logits(theirs, tokens), 1e-4)
+    assert "exported" in here.lmlab("export --to again")
+    assert (Path("again") / "config.json").is_file()
+
+
+def test_lists_and_reports_take_it(here):
+    run = here.run
+    (line,) = [x for x in json.loads(here.lmlab("runs ls --json")) if x["name"] == run.name]
+    assert line["state"] == "imported"
+    assert not line["problem"]
+    assert "imported" in here.lmlab(f"runs show {run.name}")
+    here.lmlab(f"report {run.path} --format md --out out")
+    assert "imported" in (next(Path("out").rglob("*.md"))).read_text()
+    assert run.name in set(lmlab.results("runs")["run"])
+
+
+def test_what_the_folder_decides_is_not_changed(here):
+    assert "`norm.eps` is 1e-05, and the folder's is 1e-06" in here.refused("import theirs norm.eps=1e-5")
+    assert "`attn.window` is 8, and the folder's is 6" in here.refused("import theirs attn.window=8")
+    assert "`preset` can't be set at import" in here.refused("import theirs preset=llama")
+    assert "`init.source` is given as abc; lmlab fills it in" in here.refused("import theirs init.source=abc")
+    assert "takes a SOURCE first" in here.refused("import norm=rmsnorm")
+    assert "no such file or folder" in here.refused("import ./nowhere")
+    assert "the Hugging Face hub can't be reached" in here.refused("import some/model")
+    same = here.lmlab(f"import theirs {DATA} norm.eps=1e-6 attn.backend=dense pos.pairing=interleaved --json")
+    assert RunDir(json.loads(same)["run"]).config()["pos"]["pairing"] == "interleaved"
+
+
+def test_there_is_nothing_to_go_on_with(here):
+    name = here.run.name
+    assert f"lmlab train --from {name}" in here.refused(f"train --resume {name}")
+    assert "nothing to replay" in here.refused(f"verify {name}")
+
+
+def test_other_weights_are_another_run(here):
+    net = model_of(*CASES["qwen3 alternating"])[1]
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    saved(Path("others"), net)
+    tokenizer = "tokenizer.path=theirs"
+    a, b = (json.loads(here.lmlab(f"import {f} {DATA} {tokenizer} --json"))["run"] for f in ("theirs", "others"))
+    configs = [RunDir(run).config() for run in (a, b)]
+    assert Path(a).name != Path(b).name
+    assert configs[0].pop("init") != configs[1].pop("init")
+    assert configs[0] == configs[1]
+
+
+def test_where_an_export_may_go(here):
+    name = here.run.name
+    assert "`--to` theirs is not empty" in here.refused(f"export {name} --to theirs")
+    assert "`--to` data.txt is a file" in here.refused(f"export {name} --to data.txt")
+    assert "`--to` is not given" in here.refused(f"export {name}")
+    assert "`--family` is lama" in here.refused(f"export {name} --to x --family lama")
+    assert "`--dtype` is float8" in here.refused(f"export {name} --to x --dtype float8")
+    assert "takes one RUN" in here.refused(f"export {name} {name} --to x")
+    Path("empty").mkdir()
+    assert "Qwen3ForCausalLM" in here.lmlab(f"export {name} --to empty")
