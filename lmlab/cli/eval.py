@@ -56,7 +56,7 @@ def evaluate(
     screen = Screen()
     found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
     if not names:
-        screen.note(f"newest run that is done: {found[0].run.path}")
+        screen.note(f"newest {found[0].run.state()} run: {found[0].run.path}")
     errors: list[LmlabError] = []
     for one in found:
         try:

@@ -52,7 +52,7 @@ def export_run(
     screen = Screen()
     found = resolve(names[0] if names else None, runs_root(words))
     if not names:
-        screen.note(f"newest run that is done: {found.run.path}")
+        screen.note(f"newest {found.run.state()} run: {found.run.path}")
     done = export(model_of(found, screen), Path(to).expanduser(), family=family, dtype=dtype)
     if as_json:
         say(to_json(dataclasses.asdict(done) | {"run": str(found.run.path)}))

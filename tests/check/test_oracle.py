@@ -84,6 +84,14 @@ def test_a_layer_is_torchs_own_layer() -> None:
     assert (found - expected).abs().max() < 1e-11
 
 
+def test_the_heads_bias_is_added_before_the_scale() -> None:
+    w = weights(**{"head.weight": (V, D), "head.bias": (V,)})
+    untied = {"tie_embeddings": False}
+    plain = oracle.logits(config(model=untied), w, *rows())
+    found = oracle.logits(config(model=untied | {"head_bias": True, "logit_scale": 0.5}), w, *rows())
+    assert (found - (plain + w["head.bias"]) / 2).abs().max() < 1e-12
+
+
 def test_grouped_heads_are_interleaved_not_tiled() -> None:
     four = {"model": {"n_heads": 4}}  # heads of 2 channels, 2 kv heads: query heads 0 and 1 read kv head 0
     w = weights(**{f"blocks.0.attn.{n}.weight": (4, D) for n in "kv"})

@@ -58,6 +58,11 @@ CASES = {
     "lmlab options at": ["attn"],
     "lmlab new no": ["norm"],
     "lmlab completion f": ["fish"],
+    "lmlab imp": ["import"],
+    "lmlab exp": ["export"],
+    "lmlab import here norm=rm": ["norm=rmsnorm"],
+    "lmlab export --t": ["--to"],
+    "lmlab export --dtype b": ["bfloat16"],
     "lmlab nonsense x": [],
 }
 
@@ -100,6 +105,8 @@ def test_runs_are_completed_by_name(tmp_path: Path) -> None:
     (tmp_path / "runs" / "gqa-1234abcd" / "config.yaml").touch()
     assert complete("lmlab eval gq", cwd=tmp_path) == ["gqa-1234abcd"]
     assert complete("lmlab train --resume g", cwd=tmp_path) == ["gqa-1234abcd"]
+    assert complete("lmlab export g", cwd=tmp_path) == ["gqa-1234abcd"]
+    assert complete("lmlab import ru", cwd=tmp_path) == ["runs/"]
 
 
 def test_what_only_a_sweep_takes(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ WRONG = {
     "norm@other=rmsnorm": ("`norm@other`: a part can't be put elsewhere", "write norm=rmsnorm"),
     "hydra/launcher=joblib": ("`hydra/launcher` is not a key of an experiment", "`lmlab sweep hydra/launcher=joblib`"),
     "experiment=first": ("`experiment` is not a key of an experiment", "`lmlab sweep experiment=first`"),
+    "init.source=abc": ("`init.source` is given as abc; lmlab fills it in", "leave it out"),
     "hydra.run.dir=x": ("`hydra.run.dir` is not a key of an experiment", "paths.runs"),
     "norm=rmsnorm norm=layernorm": ("`norm` is given twice: norm=rmsnorm and norm=layernorm", "leave one out"),
     "lr=1 optim.lr=2": ("`optim.lr` is given twice: lr=1 and optim.lr=2", "leave one out"),

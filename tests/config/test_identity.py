@@ -176,6 +176,25 @@ def test_a_younger_field_at_its_default_keeps_old_hashes() -> None:
     assert config_hash(dataclasses.replace(old, norm=New(offset=1))) != config_hash(old)
 
 
+def test_a_later_node_at_its_default_keeps_old_hashes() -> None:
+    """The hash of the default composition before there was `init`."""
+    assert config_hash(exp()) == "721c97e4"
+    assert config_hash(exp("init.run=abcd")) == "721c97e4", "where weights were taken from is a place, not an identity"
+    assert config_hash(exp("init.resize=extend")) != "721c97e4"
+
+
+def test_the_weights_a_run_starts_from_are_part_of_what_it_is() -> None:
+    from lmlab.config.amend import amend
+
+    base = from_dict(to_dict(exp()))
+    base.init.source = "0" * 32
+    assert config_hash(base) != config_hash(exp())
+    assert differs(base) == {"init.source": (None, "0" * 32)}
+    amended = amend(base, ["train.keep_last=5"]).experiment
+    assert amended.init.source == "0" * 32
+    assert config_hash(amended) == config_hash(base)
+
+
 # ---------------------------------------------------------------- name
 
 

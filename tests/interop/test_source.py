@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from lmlab.data.spec import BPE, Byte
 from lmlab.data.tokenizer import byte_tokenizer, hf_tokenizer, train_bpe
 from lmlab.errors import ConfigError, DataError, RunError
+from lmlab.interop.keys import transformers_module
 from lmlab.interop.source import located, refuse_other, tokenizer_of
 from tests.interop.made import EOT, TEXTS, tokenizer_folder
 
@@ -39,6 +41,13 @@ def test_the_folders_tokenizer_and_no_other(tmp_path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
         tokenizer_of(tmp_path)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match="transformers, which is not installed") as caught:
+        transformers_module()
+    assert "lmlab[hf]" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,27 @@ def test_logits_are_scaled_then_capped_in_the_loss_too():
     same_grads(first, second, 1e-10)
 
 
+def test_the_heads_bias_is_in_logits_loss_and_gradients():
+    tokens, positions = rows()
+    sizes = {"tie_embeddings": False, "head_bias": True, "logit_scale": 0.5, "logit_softcap": 2.0}
+    net = model(model=sizes)
+    assert net.head.bias.eq(0).all(), "it starts at 0"
+    net.head.bias.data.normal_()
+    weights = torch.rand(tokens.shape, dtype=torch.float64)
+    hidden: list[torch.Tensor] = []
+    net.norm.register_forward_hook(lambda module, args, out: hidden.append(out))
+    logits = net(tokens, positions).logits_BTV
+    want = 2 * torch.tanh((hidden[0] @ net.head.weight.T + net.head.bias) / 2 / 2)
+    close(logits, want)
+    nats = torch.nn.functional.cross_entropy(want.flatten(0, 1), tokens.flatten(), reduction="none")
+    expected = torch.autograd.grad((nats * weights.flatten()).sum(), list(net.parameters()))
+    asked = dict(targets_BT=tokens, weights_BT=weights)
+    close(net(tokens, positions, **asked).loss, (nats * weights.flatten()).sum())
+    named = [name for name, _ in net.named_parameters()]
+    assert "head.bias" in named
+    same_grads(grads(net, tokens, positions, **asked), dict(zip(named, expected, strict=True)), 1e-10)
+
+
 @pytest.mark.parametrize("more", [{"embed_scale": "sqrt_d_model"}, {"embed_norm": True}], ids=str)
 def test_large_tied_embeddings_get_a_logit_scale(more):
     assert model(model=more).logit_scale == pytest.approx(1 / 8)
