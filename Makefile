@@ -26,13 +26,13 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 	@echo "       .venv/bin/lmlab train norm=rmsnorm pos=rope attn=gqa"
 
 test: setup ## the whole suite (under 6 minutes on 2 cores)
-	$(PYTHON) -m pytest -n 2 --dist worksteal tests
+	$(PYTHON) -m pytest -n 2 --dist worksteal --ignore=tests/parity tests
 
 test-slow: setup ## sweeps under every launcher and sweeper of Hydra, forced, stale, killed (about 4 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
-test-parity: setup ## against transformers on tiny random models (about a minute)
-	$(PYTHON) -m pytest -q tests/parity
+test-parity: setup ## against transformers on tiny random models, both directions of import and export (about a minute)
+	$(PYTHON) -m pytest -n 2 --dist worksteal tests/parity
 
 test-browser: setup ## the report's page in a real browser (about a minute)
 	@tests/browser/install.sh $(PYTHON)
