@@ -159,7 +159,7 @@ def _opened(words: list[str], config_dir: str | None, screen: Screen) -> tuple[T
     dtype = torch.float32 if plain else resolve_precision(exp.train.precision, device)
     tokenizer = Tokenizer.load(found.run.tokenizer_path)
     checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None, screen.warn)
-    model = computed_model(exp, tokenizer.vocab_size, checkpoint, device=device, dtype=dtype)
+    model = computed_model(exp, checkpoint, device=device, dtype=dtype)
     return model, tokenizer, exp, str(found.run.path)
 
 
