@@ -1,6 +1,6 @@
 """`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data.
 
-With --probe also what goes on inside the model, layer by layer.
+With --probe also what goes on inside the model, layer by layer; with --cache what each kind of cache costs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ def evaluate(
     split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="look inside as well, layer by layer")] = False,
+    cache: Annotated[
+        Optional[str],
+        typer.Option(metavar="KINDS", help="what caches cost: full,int8,window:N,sink:N+M with commas between"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
+    from lmlab.cli.eval_cache import print_caches
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
@@ -60,13 +65,15 @@ def evaluate(
     errors: list[LmlabError] = []
     for one in found:
         try:
-            report = _evaluate_one(one, keys, split, config_dir, screen, probe=probe)
+            report = _evaluate_one(one, keys, split, config_dir, screen, probe=probe, cache=cache)
         except LmlabError as error:
             errors.append(error)
             continue
         say(to_json(report) if as_json else _line(report))
         if probe and not as_json:
             _print_probes(report)
+        if cache is not None and not as_json:
+            print_caches(report)
     raise_all(errors)
 
 
@@ -75,10 +82,20 @@ def _may_set(key: str) -> bool:
 
 
 def _evaluate_one(
-    found: Found, keys: list[str], split: str, config_dir: str | None, screen: Screen, *, probe: bool
+    found: Found,
+    keys: list[str],
+    split: str,
+    config_dir: str | None,
+    screen: Screen,
+    *,
+    probe: bool,
+    cache: str | None,
 ) -> dict[str, Any]:
+    import functools
+
     import torch
 
+    from lmlab.cli.eval_cache import compare, read_kinds
     from lmlab.config.amend import amend
     from lmlab.data.prepare import cache_dir, prepare
     from lmlab.data.tokenizer import Tokenizer
@@ -89,6 +106,7 @@ def _evaluate_one(
 
     run = found.run
     exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
+    kinds = [] if cache is None else read_kinds(cache, exp)
     manifest = run.manifest()
     checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     tokenizer = Tokenizer.load(run.tokenizer_path)
@@ -106,9 +124,10 @@ def _evaluate_one(
     model = computed_model(exp, checkpoint, device=device, dtype=dtype)
     rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)
     tokens = getattr(prepared, split)
-    loss = evaluate_file(
-        model, tokens, exp, eot=tokenizer.eot, token_bytes=torch.from_numpy(tokenizer.token_bytes), rows=rows
-    )
+    token_bytes = torch.from_numpy(tokenizer.token_bytes)
+    how: dict[str, Any] = {"eot": tokenizer.eot, "token_bytes": token_bytes, "rows": rows}
+    loss_by = functools.partial(evaluate_file, model, tokens, exp, **how)
+    loss = loss_by()
     report = {
         "run": str(run.path),
         "step": checkpoint.step,
@@ -129,6 +148,9 @@ def _evaluate_one(
     }
     if probe:
         report |= _probed(model, tokens, exp, eot=tokenizer.eot, device=device)
+    if kinds:
+        caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
+        report |= {"seq_len": exp.model.seq_len, "caches": caches}
     if not prepared.tokenizer.lossless:
         screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
     if split == "test" and own:

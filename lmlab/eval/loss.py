@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from lmlab.data.batches import Batch
+from lmlab.model.cache import Cache, CacheKind
 from lmlab.model.transformer import Transformer
 
 
@@ -40,10 +43,13 @@ class LossSum:
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, batches: Iterable[Batch], token_bytes: torch.Tensor) -> list[LossSum]:
+def evaluate(
+    model: Transformer, batches: Iterable[Batch], token_bytes: torch.Tensor, *, kind: CacheKind | None = None
+) -> list[LossSum]:
     """One LossSum per batch, in order, with the model in eval mode (and put back as it was).
 
     token_bytes: (V,) raw bytes each id stands for. Add the list up for the whole set, or its front for a part of it.
+    kind: each row by a cache of its own that keeps no more than the kind says, whatever the chunks a token is fed in.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -53,9 +59,11 @@ def evaluate(model: Transformer, batches: Iterable[Batch], token_bytes: torch.Te
         counted = batch.weights_BT > 0
         n_bytes = int(token_bytes[batch.targets_BT][counted].sum())
         b = batch.to(device)
-        out = model(
-            b.tokens_BT, b.positions_BT, documents_BT=b.documents_BT, targets_BT=b.targets_BT, weights_BT=b.weights_BT
-        )
+        how: dict[str, Any] = {"targets_BT": b.targets_BT, "weights_BT": b.weights_BT, "documents_BT": b.documents_BT}
+        if kind is not None:
+            how |= {"cache": Cache(model, kind), "length_BT": b.positions_BT[:, -1:] + 1}
+        with nullcontext() if kind is None else model.eager():
+            out = model(b.tokens_BT, b.positions_BT, **how)
         assert out.loss is not None
         sums.append((out.loss, int(counted.sum()), n_bytes))
     model.train(was_training)

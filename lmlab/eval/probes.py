@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def activations(model: Transformer, batch: Batch) -> Found:
     was_training = model.training
     model.eval()
     try:
-        with eager(model), watched(model, found, last):
+        with model.eager(), watched(model, found, last):
             model(
                 batch.tokens_BT,
                 batch.positions_BT,
@@ -108,12 +108,6 @@ def activations(model: Transformer, batch: Batch) -> Found:
     found["final"] = {"residual_rms": rms(last[-1])}
     found["logits"] = {"absmax": torch.stack(parts).amax()}
     return found
-
-
-def eager(model: Transformer) -> AbstractContextManager[Any]:
-    """Compiled blocks run as they are written, with hooks, and what is compiled stays."""
-    compiled = any(block._compiled_call_impl is not None for block in model.blocks)
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def generate(
     was_training, found = model.training, Generated(prefill_tokens=sum(len(p) for p in prompts))
     model.eval()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with model.eager():
             rows, begun = Rows(prompts, max_new, device), _now(device)
             cache = None if kind is None else Cache(model, kind, max_len=rows.tokens_BT.shape[1] + max_new)
             logits_BV = _prefilled(model, rows, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -185,6 +186,11 @@ class Transformer(nn.Module):
         config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
         for block in self.blocks:
             block.compile(fullgraph=True)
+
+    def eager(self) -> AbstractContextManager[Any]:
+        """Inside, compiled blocks run as they are written, and what is compiled stays."""
+        compiled = any(block._compiled_call_impl is not None for block in self.blocks)
+        return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
     def known_failures(self) -> dict[str, str]:
         """What its parts declare to be wrong with themselves: {row of `lmlab check`: why}."""

@@ -15,6 +15,7 @@ from lmlab.data.tokens import TokenFile
 from lmlab.errors import RunError
 from lmlab.eval.loss import LossSum, evaluate, total
 from lmlab.kernels.resolve import Ops
+from lmlab.model.cache import CacheKind
 from lmlab.model.transformer import Transformer, build
 from lmlab.registry import make
 from lmlab.runs.checkpoint import Checkpoint
@@ -106,10 +107,12 @@ def evaluate_file(
     token_bytes: torch.Tensor,
     rows: int,
     max_tokens: int | None = None,
+    kind: CacheKind | None = None,
 ) -> LossSum:
-    """Loss on a token file in windows of model.seq_len, every target once."""
+    """Loss on a token file in windows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py)."""
     cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, eot=eot, max_tokens=max_tokens)
-    return total(evaluate(model, eval_batches(tokens, rows=rows, **cut), token_bytes))  # type: ignore[arg-type]
+    batches = eval_batches(tokens, rows=rows, **cut)  # type: ignore[arg-type]
+    return total(evaluate(model, batches, token_bytes, kind=kind))
 
 
 def metrics_of(prefix: str, result: LossSum, *, lossless: bool) -> dict[str, float]:
