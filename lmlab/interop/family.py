@@ -52,16 +52,16 @@ class Family:
 
 
 def sizes(keys: Keys, layers: str = "num_hidden_layers", width: str = "hidden_size", heads: str = "") -> Words:
-    found: Words = {"model.n_layers": keys[layers], "model.d_model": keys[width]}
+    found: Words = {"model.n_layers": keys.whole(layers), "model.d_model": keys.whole(width)}
     return found | {
-        "model.n_heads": keys[heads or "num_attention_heads"],
+        "model.n_heads": keys.whole(heads or "num_attention_heads"),
         "model.tie_embeddings": bool(keys["tie_word_embeddings"]),
     }
 
 
 def heads(keys: Keys, *, own_size: bool = True) -> Words:
     """attn=mha, mqa or gqa, and the head size where it is not D / H."""
-    H, D = keys["num_attention_heads"], keys["hidden_size"]
+    H, D = keys.whole("num_attention_heads"), keys.whole("hidden_size")
     K = keys.get("num_key_value_heads", H)
     found: Words = {"attn": "mha"} if K == H else {"attn": "mqa"} if K == 1 else {"attn": "gqa", "attn.n_kv_heads": K}
     C = keys.get("head_dim") if own_size else None
@@ -69,7 +69,9 @@ def heads(keys: Keys, *, own_size: bool = True) -> Words:
 
 
 def head_dim(keys: Keys) -> int:
-    return int(keys.get("head_dim") or keys["hidden_size"] // keys["num_attention_heads"])
+    if keys.get("head_dim") is not None:
+        return keys.whole("head_dim")
+    return keys.whole("hidden_size") // keys.whole("num_attention_heads")
 
 
 def layer_windows(keys: Keys) -> Words:

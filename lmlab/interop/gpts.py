@@ -53,7 +53,7 @@ def gpt2_words(keys: Keys) -> Words:
         "pos.max_len": keys["n_positions"],
         "attn": "mha",
         **BIASES,
-        **plain_ffn(keys.one_of("activation_function", PLAIN), keys["n_inner"] or 4 * keys["n_embd"]),
+        **plain_ffn(keys.one_of("activation_function", PLAIN), keys["n_inner"] or 4 * keys.whole("n_embd")),
         **sizes(keys, "n_layer", "n_embd", "n_head"),
     }
 
@@ -91,7 +91,7 @@ def neox_words(keys: Keys) -> Words:
     return {
         **layer_norm(keys, "layer_norm_eps"),
         **({"block": "parallel", "block.n_norms": 2} if parallel else {"block": "prenorm"}),
-        **rope.words(keys, keys["hidden_size"] // keys["num_attention_heads"], partial=True),
+        **rope.words(keys, keys.whole("hidden_size") // keys.whole("num_attention_heads"), partial=True),
         "attn": "mha",
         **(BIASES if keys.get("attention_bias", True) else {}),
         **plain_ffn(keys.one_of("hidden_act", PLAIN), keys["intermediate_size"]),
@@ -127,7 +127,7 @@ def neox_table(arch: Arch) -> Sequence[Row]:
 def bloom_words(keys: Keys) -> Words:
     keys.only("apply_residual_connection_post_layernorm", False)
     keys.get("n_embed")  # the old name of hidden_size
-    D = keys["hidden_size"]
+    D = keys.whole("hidden_size")
     return {
         **layer_norm(keys, "layer_norm_epsilon"),
         "block": "prenorm",

@@ -83,6 +83,7 @@ def describe(source: Source) -> Described:
 def _refuse_other_head(raw: Mapping[str, Any], family: Family) -> None:
     base = family.cls.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
     named = raw.get("architectures") or [family.cls]
+    named = named if isinstance(named, list) else [named]
     if odd := [name for name in named if name not in (family.cls, base)]:
         raise keys.refused("architectures", odd[0], f"only {family.cls}, which predicts the next token")
 

@@ -55,6 +55,13 @@ class Keys:
         value = getattr(self.config, key, None)
         return default if value is None else value
 
+    def whole(self, key: str) -> int:
+        """A size. Raises ConfigError for what is none."""
+        value = self[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise refused(key, value, "only a whole number ≥ 1")
+        return value
+
     def only(self, key: str, *allowed: Any, why: str = "") -> Any:
         """The value, which has to be one of `allowed`. Raises ConfigError."""
         value = self.get(key, None if None in allowed else allowed[0])

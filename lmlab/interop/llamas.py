@@ -149,7 +149,7 @@ def deepseek_words(keys: Keys) -> Words:
         "norm": "rmsnorm",
         "norm.eps": keys["rms_norm_eps"],
         "block": "prenorm",
-        **rope.words(keys, keys["qk_rope_head_dim"], whole_score=True),
+        **rope.words(keys, keys.whole("qk_rope_head_dim"), whole_score=True),
         "pos.pairing": pairing,
         "attn": "mla",
         **{f"attn.{ours}": keys[theirs] for ours, theirs in inner.items()},

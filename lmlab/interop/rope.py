@@ -37,7 +37,7 @@ def refuse_unknown_type(raw: Mapping[str, Any]) -> None:
     """Raises ConfigError for a scaling that is none of ours, before transformers is asked."""
     said = raw_fields(raw)
     kind = said.get("rope_type", said.get("type", "default"))
-    if kind not in OWN:
+    if not isinstance(kind, str) or kind not in OWN:
         raise refused("rope_type", kind, f"rotations are scaled by {', '.join(OWN)}")
 
 
@@ -49,10 +49,9 @@ def words(keys: Keys, head_dim: int, *, partial: bool = False, whole_score: bool
     for key, value in said.items():
         if key not in SHARED | OWN[kind] and value is not None:
             raise refused(f"rope_parameters.{key}", value, f"rope_type {kind} has no such field")
-    theta = float(said["rope_theta"])
-    share = said.get("partial_rotary_factor") or 1.0
+    theta, share = number(said, "rope_theta"), number(said, "partial_rotary_factor", 1.0)
     for old, new in (("rope_theta", theta), ("rotary_emb_base", theta), ("rotary_pct", share)):
-        if keys.raw.get(old) is not None and float(keys.raw[old]) != new:
+        if keys.raw.get(old) is not None and keys.raw[old] != new:
             raise refused(old, keys.raw[old], f"rope_parameters says {new:g}")
     if share != 1 and not partial:  # such a family's code does not look at it
         raise refused("partial_rotary_factor", share, "only 1")
@@ -64,14 +63,11 @@ def words(keys: Keys, head_dim: int, *, partial: bool = False, whole_score: bool
 
 
 def _scaling(kind: str, said: Mapping[str, Any], keys: Keys, whole_score: bool) -> Words:
-    longest = keys["max_position_embeddings"]
-    original = said.get("original_max_position_embeddings") or longest
     if kind == "default":
         return {"rope_scaling": "none"}
-    if kind == "yarn" and said.get("factor") is None:
-        factor = longest / original
-    else:
-        factor = float(said["factor"])
+    longest = keys.whole("max_position_embeddings")
+    original = said.get("original_max_position_embeddings") or longest
+    factor = number(said, "factor", longest / number({"original": original}, "original") if kind == "yarn" else None)
     found: Words = {"rope_scaling.factor": factor}
     if kind == "linear":
         return {"rope_scaling": "pi"} | found
@@ -79,17 +75,26 @@ def _scaling(kind: str, said: Mapping[str, Any], keys: Keys, whole_score: bool) 
         return {"rope_scaling": "dynamic_ntk"} | found | {"rope_scaling.original_len": longest}
     found["rope_scaling.original_len"] = original
     if kind == "llama3":
-        ends = {f"rope_scaling.{n}": float(said[n]) for n in ("low_freq_factor", "high_freq_factor")}
+        ends = {f"rope_scaling.{n}": number(said, n) for n in ("low_freq_factor", "high_freq_factor")}
         return {"rope_scaling": "llama3"} | found | ends
     if said.get("truncate") not in (None, True):
         raise refused("rope_parameters.truncate", said["truncate"], "only true: the ramp's ends are whole pairs")
     for name in ("beta_fast", "beta_slow"):
         if said.get(name):
-            found[f"rope_scaling.{name}"] = float(said[name])
+            found[f"rope_scaling.{name}"] = number(said, name)
     magnitude = _of_whole_score(said, factor) if whole_score else _on_rotated(said, factor)
     if not math.isclose(magnitude, own_magnitude(factor), rel_tol=1e-12):
         found["rope_scaling.attention_factor"] = magnitude
     return {"rope_scaling": "yarn"} | found
+
+
+def number(said: Mapping[str, Any], key: str, otherwise: float | None = None) -> float:
+    """A number > 0 of the rope fields, or what holds where nothing is said. Raises ConfigError."""
+    value = said.get(key)
+    value = otherwise if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise refused(f"rope_parameters.{key}", value, "only a number > 0")
+    return float(value)
 
 
 def own_magnitude(factor: float, m: float = 1.0) -> float:
@@ -99,10 +104,11 @@ def own_magnitude(factor: float, m: float = 1.0) -> float:
 
 def _on_rotated(said: Mapping[str, Any], factor: float) -> float:
     """The factor on cos and sin."""
-    m, everywhere = said.get("mscale"), said.get("mscale_all_dim")
     if said.get("attention_factor") is not None:
-        return float(said["attention_factor"])
-    return own_magnitude(factor, m) / own_magnitude(factor, everywhere) if m and everywhere else own_magnitude(factor)
+        return number(said, "attention_factor")
+    if not (said.get("mscale") and said.get("mscale_all_dim")):
+        return own_magnitude(factor)
+    return own_magnitude(factor, number(said, "mscale")) / own_magnitude(factor, number(said, "mscale_all_dim"))
 
 
 def _of_whole_score(said: Mapping[str, Any], factor: float) -> float:
@@ -111,8 +117,7 @@ def _of_whole_score(said: Mapping[str, Any], factor: float) -> float:
     if not math.isclose(own, 1, rel_tol=1e-12):
         why = "cos and sin would be scaled apart from the score, as mscale = mscale_all_dim does not"
         raise refused("rope_parameters.mscale", said.get("mscale"), why)
-    everywhere = said.get("mscale_all_dim")
-    return own_magnitude(factor, everywhere) if everywhere else 1.0
+    return own_magnitude(factor, number(said, "mscale_all_dim")) if said.get("mscale_all_dim") else 1.0
 
 
 # ---------------------------------------------------------------- and back

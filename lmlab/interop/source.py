@@ -14,7 +14,7 @@ from lmlab.data.hub import NO_NETWORK, NOT_THERE, local_folder
 from lmlab.data.tokenizer import Tokenizer, hf_tokenizer
 from lmlab.errors import ConfigError, DataError, RunError
 
-PATTERNS = ("*.json", "*.safetensors")
+PATTERNS = ("*.json", "model.safetensors", "model-*.safetensors")  # some repositories hold the weights once more
 TOKENIZER, SETTINGS = "tokenizer.json", ("special_tokens_map.json", "tokenizer_config.json")
 
 
@@ -56,7 +56,7 @@ def _fetched(name: str, key: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(PATTERNS)))
+        return Path(snapshot_download(name, allow_patterns=list(PATTERNS), ignore_patterns=["*/*"]))
     except Exception as error:  # its own, and whatever the network's library raises
         kinds = {cls.__name__ for cause in _causes(error) for cls in type(cause).__mro__}
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]

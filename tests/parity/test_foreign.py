@@ -3,6 +3,8 @@ behind, nothing of theirs run."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import pickle
 import shutil
@@ -14,6 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmlab.cli import app
+from lmlab.errors import LmlabError
+from lmlab.interop.importing import composed, describe
+from lmlab.interop.source import Source
 from tests.interop.made import tokenizer_folder
 from tests.parity.folders import CASES, edited, model_of, ours, run_of, saved
 
@@ -234,6 +239,18 @@ def test_it_is_refused(case, sound, tmp_path, monkeypatch, capsys):
     assert hint in second.removeprefix("hint: ")
     assert not (tmp_path / "runs").exists()
     assert not (folder / "it ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "deepseek"])
+def test_no_value_of_any_key_ends_in_a_traceback(kind, sound, tmp_path):
+    """Each key with what does not belong there: understood, harmless, or told in our words."""
+    raw = json.loads((sound[kind] / "config.json").read_text())
+    places = [(key, None) for key in raw] + [("rope_parameters", key) for key in raw.get("rope_parameters", {})]
+    for (key, inner), value in itertools.product(places, ("x", -1, 0, [], {}, 1.5)):
+        changed = {key: value if inner is None else raw[key] | {inner: value}}
+        (tmp_path / "config.json").write_text(json.dumps(raw | changed))
+        with contextlib.suppress(LmlabError):
+            composed(describe(Source("there", tmp_path)), [])
 
 
 def test_code_in_the_folder_is_not_run(sound, tmp_path):
