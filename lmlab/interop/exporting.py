@@ -73,6 +73,7 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
             _write_json(temporary / CONFIG, config)
             _write_json(temporary / "generation_config.json", ids)
             save_file({n: t.to(DTYPES[dtype]) for n, t in tensors.items()}, temporary / WHOLE, {"format": "pt"})
+            shutil.copymode(temporary / CONFIG, temporary / WHOLE)  # safetensors leaves it to its owner alone
             (temporary / TOKENIZER).write_text(text, encoding="utf-8")
             _write_json(temporary / SETTINGS[-1], model.settings or _settings(model, end))
             os.rename(temporary, to)  # over an empty folder, too

@@ -190,10 +190,12 @@ def _write(
 ) -> None:
     run, exp = made.run, made.loaded.experiment
     with run.claim():
-        if run.manifest().get("state") == STATE and run.checkpoints():
+        before = run.manifest()
+        same = (before.get("state"), before.get("tokenizer_hash")) == (STATE, tokenizer.hash)
+        if same and run.checkpoints():
             made.existed = True
             return
-        if run.exists():  # an import that was killed
+        if run.exists():  # an import that was killed, or one with another tokenizer
             run.set_aside()
         RunDir.create(run.path, to_dict(exp))
         run.save_tokenizer(tokenizer)

@@ -113,9 +113,10 @@ def qwen2_words(keys: Keys) -> Words:
 
 
 def qwen2_config(arch: Arch, vocab: int, longest: int) -> dict[str, Any]:
-    window = arch.attn.window
-    sliding = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": layer_types(arch)}
-    return _config(arch, vocab, longest) | sliding
+    window, kinds = arch.attn.window, layer_types(arch)
+    first = next((n for n, kind in enumerate(kinds) if kind != "full_attention"), len(kinds))
+    sliding = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": kinds}
+    return _config(arch, vocab, longest) | sliding | {"max_window_layers": first}  # the old way of saying layer_types
 
 
 def qwen3_words(keys: Keys) -> Words:

@@ -13,6 +13,7 @@ from lmlab.cli import app
 from lmlab.runs.checkpoint import load
 from lmlab.runs.rundir import RunDir
 from tests.composed import close, rows
+from tests.interop.made import tokenizer_folder
 from tests.parity.folders import CASES, ROWS, logits, model_of, saved
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
@@ -135,6 +136,17 @@ def test_other_weights_are_another_run(here):
     assert Path(a).name != Path(b).name
     assert configs[0].pop("init") != configs[1].pop("init")
     assert configs[0] == configs[1]
+
+
+def test_another_tokenizer_is_not_taken_for_the_same_import(here):
+    run = here.run
+    tokenizer_folder(Path("theirs"), more=3)
+    again = json.loads(here.lmlab(f"import theirs {DATA} --json"))
+    assert (again["run"], again["existed"]) == (str(run.path), False)
+    assert lmlab.load(run.path)[1].vocab_size == 260
+    assert Path(f"{run.path}.old-1").is_dir()
+    tokenizer_folder(Path("theirs"))
+    assert json.loads(here.lmlab(f"import theirs {DATA} --json"))["existed"] is False
 
 
 def test_where_an_export_may_go(here):
