@@ -79,9 +79,8 @@ def main(dtype: torch.dtype) -> None:
         median = statistics.median(own)
         same = sum(a == b for a, b in zip(tokens[name], tokens["cached"], strict=True))
         spread = f"{NEW / max(own):,.0f} to {NEW / min(own):,.0f}"
-        print(
-            f"{name:16} {NEW / median:8,.0f} tokens/s ({spread})  {median / cached:5.2f}× cached  {same} tokens the same"
-        )
+        rate = f"{NEW / median:8,.0f} tokens/s ({spread})"
+        print(f"{name:16} {rate}  {median / cached:5.2f}× the time of cached  {same} tokens the same")
     size = {s: cache_bytes(exp.arch, 1, PROMPT + NEW, 2, CacheKind(s)) for s in ("full", "int8")}
     print(f"cache in bf16 {size['full']:,} bytes, int8 {size['int8']:,}: {size['int8'] / size['full']:.3f}")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lmlab.generate.sampling import Sampling
     from lmlab.model.cache import CacheKind
     from lmlab.model.transformer import Transformer
+    from lmlab.runs.rundir import RunDir
 
 MAY_SET = ("kernels", "compile", "device", "train.precision", "paths")
 TEMPERATURE = 0.8
@@ -56,16 +57,19 @@ def generate(
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError
     from lmlab.generate.cache_kinds import cache_kind
+    from lmlab.opened import IMPORTED
     from lmlab.runs.files import to_json
 
     texts = read_prompts(prompt, prompts)
     sampling = _sampling(temperature, top_k, top_p, seed, samples)
     kind = None if cache == "none" else cache_kind(cache)
     screen = Screen()
-    model, tokenizer, exp, where = _opened(words or [], config_dir, screen)
+    model, tokenizer, exp, found_run = _opened(words or [], config_dir, screen)
+    imported, where = found_run.state() == IMPORTED, str(found_run.path)
     if model.noncausal() and not allow_noncausal:
         raise ConfigError(f"this model is not causal: {model.noncausal()}", "--allow-noncausal generates all the same")
-    starts = [[tokenizer.eot, *tokenizer.encode(text)] for text in texts]
+    # here every document begins with end-of-text; a model from elsewhere is begun as its tokenizer says
+    starts = [tokenizer.encode_prompt(t) if imported else [tokenizer.eot, *tokenizer.encode(t)] for t in texts]
     batch, longest = len(texts) * samples, max(len(ids) for ids in starts)
     _refuse_too_long(model, exp, longest + max_new, max_new, batch, kind, screen)
     streamed = batch == 1 and not as_json
@@ -131,7 +135,9 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None,
     return Sampling(value, top_k, top_p, seed)
 
 
-def _opened(words: list[str], config_dir: str | None, screen: Screen) -> tuple[Transformer, Tokenizer, Experiment, str]:
+def _opened(
+    words: list[str], config_dir: str | None, screen: Screen
+) -> tuple[Transformer, Tokenizer, Experiment, RunDir]:
     """The model in eval mode, fp32 on a CPU unless train.precision is typed; tokenizer, experiment, directory."""
     import torch
 
@@ -160,7 +166,7 @@ def _opened(words: list[str], config_dir: str | None, screen: Screen) -> tuple[T
     tokenizer = Tokenizer.load(found.run.tokenizer_path)
     checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     model = computed_model(exp, checkpoint, device=device, dtype=dtype)
-    return model, tokenizer, exp, str(found.run.path)
+    return model, tokenizer, exp, found.run
 
 
 def _refuse_too_long(

@@ -58,6 +58,12 @@ class Tokenizer:
         encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
         return [[i for _ in of_text for i in next(encoded).ids] for of_text in cut]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text as its tokenizer.json begins one (with a BOS, say); end-of-text where that gives nothing."""
+        if self.kind != "hf":
+            return [self.eot, *self.encode(text)]
+        return list(self._backend.encode(text, add_special_tokens=True).ids) or [self.eot]
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self._bytes_of[i] for i in ids)
 

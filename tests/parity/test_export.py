@@ -15,6 +15,7 @@ from lmlab.config.load import load
 from lmlab.data.spec import BPE, Byte
 from lmlab.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lmlab.errors import ConfigError
+from lmlab.generate.decode import generate
 from lmlab.interop.exporting import export
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
@@ -114,7 +115,9 @@ def test_greedy_tokens_are_ours(line, tmp_path):
     found = other.generate(
         torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    assert found[0].tolist() == greedy(ours(run, torch.float32), prompt, 20)
+    net = ours(run, torch.float32)
+    assert found[0].tolist() == greedy(net, prompt, 20)
+    assert found[0, len(prompt) :].tolist() == generate(net, [prompt], max_new=20).tokens[0]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import lmlab
+from lmlab.generate.decode import generate
 from tests.composed import close, rows
 from tests.parity.folders import (
     CASES,
@@ -45,6 +46,20 @@ def same(folder, runs, cls, config, T=24, tol=1e-9):
 def test_family(case, tmp_path):
     run = same(tmp_path / "hf", tmp_path / "runs", *CASES[case], tol=tol64(case))
     assert run.state() == "imported"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_is_decoded_as_theirs_one_by_one(case, tmp_path):
+    """Prompts of different lengths by our cache, each alone by transformers' cache; greedy."""
+    _, narrow = model_of(*CASES[case])
+    net = ours(run_of(saved(tmp_path / "hf", narrow), tmp_path / "runs"), torch.float32)
+    prompts = [[7], [1, 2, 3, 4, 5, 6, 7, 8], [200, 100, 50]]
+    found = generate(net, prompts, max_new=12).tokens
+    for prompt, tokens in zip(prompts, found, strict=True):
+        asked = torch.tensor([prompt])
+        how = dict(max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        out = narrow.generate(asked, attention_mask=torch.ones_like(asked), **how)
+        assert out[0, len(prompt) :].tolist() == tokens
 
 
 @pytest.mark.parametrize("case", OTHERS)

@@ -13,7 +13,7 @@ from lmlab.cli import app
 from lmlab.runs.checkpoint import load
 from lmlab.runs.rundir import RunDir
 from tests.composed import close, rows
-from tests.interop.made import tokenizer_folder
+from tests.interop.made import EOT, tokenizer_folder
 from tests.parity.folders import CASES, ROWS, logits, model_of, saved
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
@@ -35,7 +35,10 @@ def here(place, monkeypatch, capsys):
 
     class Here:
         def lmlab(self, line: str) -> str:
-            assert app.run(line.split()) == 0, capsys.readouterr().err
+            return self.said(line.split())
+
+        def said(self, words: list[str]) -> str:
+            assert app.run(words) == 0, capsys.readouterr().err
             return capsys.readouterr().out
 
         def refused(self, line: str) -> str:
@@ -94,6 +97,34 @@ def test_it_is_the_newest_that_is_done(here):
     close(logits(net, tokens), logits(theirs, tokens), 1e-4)
     assert "exported" in here.lmlab("export --to again")
     assert (Path("again") / "config.json").is_file()
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_it_goes_on_as_theirs_does(here, bos, tmp_path, monkeypatch):
+    """Text in, text out, by their tokenizer with its template: a BOS in front where it has one."""
+    folder = saved(tmp_path / "theirs", model_of(*CASES["llama"])[1])
+    if bos:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        first = {"SpecialToken": {"id": EOT, "type_id": 0}}
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        tokens = {EOT: {"id": EOT, "ids": [256], "tokens": [EOT]}}
+        content["post_processor"] = {
+            "type": "TemplateProcessing", "single": [first, text], "pair": [first, text], "special_tokens": tokens,
+        }  # fmt: skip
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    run = json.loads(here.lmlab(f"import theirs {DATA.replace('data.txt', '/dev/null')} --json"))["run"]
+    words = ["generate", run, "--prompt", "Fellow", "--max-new", "9", "--temperature", "0", "--json"]
+    mine = json.loads(here.said(words))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs").eval()
+    asked = transformers.AutoTokenizer.from_pretrained("theirs")("Fellow", return_tensors="pt")["input_ids"]
+    assert asked.shape[1] == len("Fellow") + bos
+    allowed = {"suppress_tokens": list(range(257, ROWS))}  # rows of no token
+    out = theirs.generate(asked, max_new_tokens=9, do_sample=False, eos_token_id=256, pad_token_id=0, **allowed)
+    new = out[0, asked.shape[1] :].tolist()
+    new = new[: new.index(256)] if 256 in new else new
+    assert mine["text"] == lmlab.load(run)[1].decode(new)
+    assert mine["tokens"] == len(new)
 
 
 def test_lists_and_reports_take_it(here):
