@@ -1,7 +1,9 @@
-"""Every option of every model group, and every pair of options of two groups, each with its rows, over processes.
+"""Every option of every model group, every pair of options of two groups, and every choice of a field beside every
+option, each with its rows, over processes.
 
-Each option is composed once; pairs are put together from parts. What a row of lmlab/compat.py refuses is counted with
-that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick.
+Each option is composed once; the rest is put together from parts. What a row of lmlab/compat.py refuses is counted with
+that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a choice of a
+field those that stand before a training, and the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from lmlab import compat
-from lmlab.check.all_rows import ROWS, asked
+from lmlab.check.all_rows import QUICK, ROWS, asked
+from lmlab.check.choices import choices, with_options
 from lmlab.check.flags import Planned, dead_flags
 from lmlab.check.rows import Row, attempted
 from lmlab.config.catalogue import defaults, entries, user_conf
@@ -27,6 +30,7 @@ from lmlab.config.tree import Experiment
 GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
 CHUNK = 8
 SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
+BRIEF = (*QUICK, "cached = full")  # of a choice beside an option
 
 
 class Outcome(NamedTuple):
@@ -43,10 +47,11 @@ class Outcome(NamedTuple):
 
 class Task(NamedTuple):
     what: str
-    words: Optional[tuple[str, ...]]  # what composes it on the command line; None for a pair
+    words: Optional[tuple[str, ...]]  # what composes it on the command line; None when it is put together
     experiment: Experiment
     config_dir: Optional[str]
     planned: Planned
+    rows: tuple[str, ...] = tuple(ROWS)
 
 
 def run(
@@ -56,31 +61,38 @@ def run(
     see lmlab/check/flags.py."""
     base = load(words, config_dir=config_dir).experiment
     tasks = []
-    for what, typed, experiment in compositions(base, words, config_dir):
+    for what, typed, experiment, rows in compositions(base, words, config_dir):
         if rule := refusal(experiment):
             yield Outcome(what, refused=rule)
         else:
-            tasks.append(Task(what, typed, experiment, config_dir, planned))
+            tasks.append(Task(what, typed, experiment, config_dir, planned, rows))
     yield from _over_processes(tasks, workers or os.cpu_count() or 1)
 
 
-def compositions(
-    base: Experiment, words: Sequence[str], config_dir: Optional[str] = None
-) -> Iterator[tuple[str, Optional[tuple[str, ...]], Experiment]]:
-    """(name, words that compose it, experiment): the base, every option alone, every pair of options of two groups."""
+Composition = tuple[str, Optional[tuple[str, ...]], Experiment, tuple[str, ...]]
+
+
+def compositions(base: Experiment, words: Sequence[str], config_dir: Optional[str] = None) -> Iterator[Composition]:
+    """(name, words that compose it, experiment, its rows): the base, every option alone, every pair of options of two
+    groups, every choice of a field beside every option."""
     user = user_conf(config_dir)
     parts = {g: {label: entry.make() for label, entry in sorted(entries(g, user).items())} for g in GROUPS}
     others = {g: [(label, part) for label, part in parts[g].items() if label != defaults()[g]] for g in GROUPS}
+    every, quick = tuple(ROWS), tuple(name for name in ROWS if name not in SLOW)
     chosen: dict[str, Any]
-    yield "the base", tuple(words), base
+    yield "the base", tuple(words), base, every
     for group in GROUPS:
         for label, part in others[group]:
             chosen = {group: part}
-            yield f"{group}={label}", (*words, f"{group}={label}"), dataclasses.replace(base, **chosen)
+            yield f"{group}={label}", (*words, f"{group}={label}"), dataclasses.replace(base, **chosen), every
     for one, two in itertools.combinations(GROUPS, 2):
         for (a, part_a), (b, part_b) in itertools.product(others[one], others[two]):
             chosen = {one: part_a, two: part_b}
-            yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen)
+            yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen), quick
+    with_sizes = {**parts, "model": {"": base.model}}
+    for choice in choices(with_sizes):
+        for what, experiment in with_options(choice, base, with_sizes):
+            yield what, None, experiment, BRIEF
 
 
 def refusal(experiment: Experiment) -> str:
@@ -108,10 +120,8 @@ def _over_processes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
 def answer(task: Task) -> Outcome:
     """The rows of one composition, in a worker."""
     torch.set_num_threads(1)
-    if task.words is None:
-        rows = asked(task.experiment, {name: ask for name, ask in ROWS.items() if name not in SLOW})
-    else:
-        rows = asked(task.experiment)
+    rows = asked(task.experiment, {name: ROWS[name] for name in task.rows})
+    if task.words is not None:
         words, config_dir = task.words, task.config_dir
         rows.append(attempted("dead flags", lambda: dead_flags(words, task.experiment, task.planned, config_dir)))
     return Outcome(task.what, tuple(r for r in rows if r.state == "fail"), tuple(r for r in rows if r.state == "known"))

@@ -42,7 +42,6 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "attn.o_proj": {"attn.weights": "shaped", "attn.head_dim": None, "attn.bias_o": False},
     "attn.dropout": {"attn.backend": "auto"},
     "attn.softcap": {"attn.backend": "auto"},
-    "attn.n_kv_heads": {"attn.weights": "softmax"},
     "attn.head_dim": {"attn.v_proj": "linear", "attn.o_proj": "linear"},
     "ffn.d_ff": {"ffn.mult": None, "ffn.multiple_of": None},
     "ffn.mult": {"ffn.d_ff": None},

@@ -149,8 +149,9 @@ class Attention(SoftmaxAttention):
         out_BTHC = self.attend(q_BTHC, k_BSKC, v_BSKC, view)
         if self.mix is not None:
             uniform = self.attend(torch.zeros_like(q_BTHC), k_BSKC, v_BSKC, view)
-            own, softmax, flat = (m[:, None] for m in self.mix)
-            out_BTHC = own * v_BTKC + softmax * out_BTHC - flat * uniform
+            own, softmax, flat = self.mix[:, :, None]
+            own_BTHC = v_BTKC.repeat_interleave(q_BTHC.shape[2] // v_BTKC.shape[2], 2)
+            out_BTHC = own * own_BTHC + softmax * out_BTHC - flat * uniform
         out_BTD = out_BTHC.reshape(B, T, -1)
         return out_BTD if self.o is None else self.o(out_BTD)
 

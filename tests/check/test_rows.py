@@ -13,7 +13,7 @@ import torch
 from lmlab.check import everything, gate
 from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, asked
 from lmlab.check.composed import Composed
-from lmlab.check.everything import GROUPS, Task, answer, compositions, refusal
+from lmlab.check.everything import BRIEF, GROUPS, Task, answer, compositions, refusal
 from lmlab.check.rows import Row, distance, gradient_distance, judged, known
 from lmlab.check.small import T, small
 from lmlab.cli import check as command
@@ -41,6 +41,11 @@ def test_every_preset_passes(preset: str) -> None:
     few = {name: ROWS[name] for name in (*QUICK, "shift", "initial values", "parameters and FLOPs")}
     rows = asked(composed(f"preset={preset}"), few)
     assert [row for row in rows if row.state == "fail"] == []
+
+
+@pytest.mark.parametrize("line", ["attn=gqa attn.weights=shaped", "preset=qwen3 model=nano attn.weights=shaped"])
+def test_shaped_attention_of_few_kv_heads_passes(line: str) -> None:
+    assert [row for row in asked(composed(f"{line} tokenizer=byte")) if row.state == "fail"] == []
 
 
 def test_a_known_failure_shows_the_edit_that_proves_it() -> None:
@@ -155,12 +160,12 @@ def test_every_row_answers_or_is_one_of_its_own() -> None:
 
 def test_all_is_every_option_and_every_pair() -> None:
     found = list(compositions(composed(), ()))
-    alone = [what for what, words, _ in found if words]
+    alone = [what for what, words, _, rows in found if words is not None and len(rows) == len(ROWS)]
     counts = {g: len(entries(g)) - 1 for g in GROUPS}
-    assert len(alone) == sum(counts.values())
     pairs = sum(counts[a] * counts[b] for n, a in enumerate(GROUPS) for b in GROUPS[n + 1 :])
-    assert len(found) == 1 + len(alone) + pairs
-    by_name = {what: experiment for what, _, experiment in found}
+    together = [what for what, words, _, rows in found if words is None and len(rows) > len(BRIEF)]
+    assert (len(alone), len(together)) == (1 + sum(counts.values()), pairs)
+    by_name = {what: experiment for what, _, experiment, _ in found}
     assert refusal(by_name["pos=alibi rope_scaling=yarn"]) != ""
     assert refusal(by_name["norm=dyt attn=mla"]) == ""
     outcome = answer(Task("x", None, by_name["norm=batchnorm attn=mla"], None, planned))
@@ -171,11 +176,26 @@ def test_all_is_every_option_and_every_pair() -> None:
     assert command.line(outcome).startswith("x: known causality in training (token ")
 
 
+def test_all_puts_every_choice_of_a_field_beside_every_option() -> None:
+    found = {what: (experiment, rows) for what, _, experiment, rows in compositions(composed(), ())}
+    for name in ("mha", "mqa", "gqa"):
+        experiment, rows = found[f"attn={name} attn.weights=shaped"]
+        assert (experiment.attn.name, experiment.attn.weights, rows) == (name, "shaped", BRIEF)
+    assert "attn=mla attn.weights=shaped" not in found
+    chosen = {f"{g}={label}" for g in GROUPS for label in entries(g) if entries(g)[label].make() != getattr(composed(), g)}
+    for choice in ("attn.v_proj=none", "attn.form=absorbed", "norm.offset=1", "model.embed_norm=true", "ffn.bias=true"):
+        beside = {o for o in chosen if f"{o} {choice}" in found}
+        assert beside >= {o for o in chosen if not o.startswith(choice.split(".")[0])}, choice
+    e = found["pos=alibi attn.v_proj=none"][0]
+    assert (e.pos.name, e.attn.v_proj, e.attn.weights) == ("alibi", "none", "shaped")
+    assert found["norm=dyt attn.form=absorbed"][0].attn.name == "mla"
+
+
 @pytest.mark.slow
 def test_all_asks_in_processes_and_counts_what_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {what: (what, words, experiment) for what, words, experiment in compositions(composed(), ())}
+    found = {composition[0]: composition for composition in compositions(composed(), ())}
     few = [found[what] for what in ("norm=batchnorm block=sandwich", "pos=none ffn=relu", "pos=alibi rope_scaling=pi")]
     monkeypatch.setattr(everything, "compositions", lambda *_: few)
     assert command._everything([], None, False) is False

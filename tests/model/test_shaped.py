@@ -53,6 +53,20 @@ def test_shaped_is_identity_softmax_and_uniform_mixed_per_head(size, backend):
     close(applied(attn, x), mixed.reshape(2, 9, 32) @ attn.o.weight.T)
 
 
+@pytest.mark.parametrize(("name", "K"), [("gqa", 2), ("mqa", 1)])
+def test_the_own_value_of_a_query_head_is_its_kv_heads(name, K):
+    """As an mha whose keys and values are those of each head's kv head."""
+    few = Attention({"gqa": specs.GQA, "mqa": specs.MQA}[name](weights="shaped"), DIMS, OPS).double()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in few.parameters():
+            p.normal_(std=0.4)
+    every, x = Attention(specs.MHA(weights="shaped"), DIMS, OPS).double(), torch.randn(2, 9, 32).double()
+    wide = {n: few.state_dict()[n].view(K, 8, 32).repeat_interleave(4 // K, 0) for n in ("k.weight", "v.weight")}
+    every.load_state_dict(few.state_dict() | {n: w.reshape(32, 32) for n, w in wide.items()})
+    close(applied(few, x), applied(every, x))
+
+
 def test_bare_shaped_attention_starts_as_the_identity():
     net = model(attn=("mha", BARE), block="simplified")
     attn = net.blocks[0].attn
