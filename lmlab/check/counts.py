@@ -111,8 +111,7 @@ def attention_parameters(config: Config) -> tuple[int, int]:
     C, K = a["head_dim"] or D // H, kv_heads(config)
     has_v, has_o = a["v_proj"] == "linear", a["o_proj"] == "linear"
     matrices = D * C * (H + K * (2 if has_v else 1)) + (H * C * D if has_o else 0)
-    matrices += 3 * H if a["weights"] == "shaped" else 0
-    rest = bias_o if has_o else 0
+    rest = (bias_o if has_o else 0) + (3 * H if a["weights"] == "shaped" else 0)
     rest += C * (H + K * (2 if has_v else 1)) if a["bias_qkv"] else 0
     rest += {"none": 0, "head": 2 * C, "full": (H + K) * C}[a["qk_norm"]]
     return matrices, rest
@@ -204,7 +203,7 @@ def rule(config: Config, name: str, shape: tuple[int, ...]) -> tuple[float, floa
         )
     ):
         return 0.0, 0.0
-    if leaf == "mix" or (len(shape) == 1 and in_layer):
+    if len(shape) == 1 and in_layer:
         return 1.0, 0.0
     if leaf in ("beta_attn", "beta_ffn"):
         return float(block[leaf]), 0.0

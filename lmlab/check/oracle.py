@@ -149,7 +149,7 @@ def attention(config: Config, w: Mapping[str, Tensor], layer: int, x: Tensor, ro
         soft = attended(config, w, layer, h, q[h] * scale, k[h], v[h], row, placed)
         if spec.get("weights", "softmax") == "shaped":
             flat = attended(config, w, layer, h, q[h] * 0, k[h], v[h], row, placed)
-            a, b, c = w[f"{at}.mix"][:, h]
+            a, b, c = w[f"{at}.mix"][h::H]
             soft = a * v[h] + b * soft - c * flat
         outs.append(soft)
     out = torch.cat(outs, -1)

@@ -135,7 +135,8 @@ class Attention(SoftmaxAttention):
         self.q_norm, self.k_norm = (
             None if w is None else RMSNorm(specs.RMSNorm(), dims, ops, layer, width=w) for w in widths
         )
-        self.mix = nn.Parameter(torch.empty(3, H)) if spec.weights == "shaped" else None
+        # a, b, c of every head, as a vector: matrices are decayed, and counted as products with activations
+        self.mix = nn.Parameter(torch.empty(3 * H)) if spec.weights == "shaped" else None
 
     def init_rules(self) -> dict[str, Rule]:
         """Shaped attention starts as the identity: factors 1, and q = 0."""
@@ -149,7 +150,7 @@ class Attention(SoftmaxAttention):
         out_BTHC = self.attend(q_BTHC, k_BSKC, v_BSKC, view)
         if self.mix is not None:
             uniform = self.attend(torch.zeros_like(q_BTHC), k_BSKC, v_BSKC, view)
-            own, softmax, flat = self.mix[:, :, None]
+            own, softmax, flat = self.mix.view(3, -1, 1)
             own_BTHC = v_BTKC.repeat_interleave(q_BTHC.shape[2] // v_BTKC.shape[2], 2)
             out_BTHC = own * own_BTHC + softmax * out_BTHC - flat * uniform
         out_BTD = out_BTHC.reshape(B, T, -1)

@@ -39,6 +39,7 @@ class MLA(SoftmaxAttention):
             self.q_norm = RMSNorm(specs.RMSNorm(), dims, ops, layer, width=spec.q_rank)
             self.q_up = nn.Linear(spec.q_rank, wide_q, bias=False)
         self.has_q_latent = spec.q_rank is not None
+        # DeepNorm's gain is 1 for it ("attn.k…") although values come from it too: the norm of the latent undoes a gain
         self.kv_down = nn.Linear(D, self.rank + self.rope, bias=False)
         self.kv_norm = RMSNorm(specs.RMSNorm(), dims, ops, layer, width=self.rank)
         self.k_up = nn.Linear(self.rank, H * self.nope, bias=False)

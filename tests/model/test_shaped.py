@@ -48,7 +48,7 @@ def test_shaped_is_identity_softmax_and_uniform_mixed_per_head(size, backend):
     uniform = torch.einsum("ts,bshc->bthc", seen.double() / seen.sum(-1, keepdim=True), value)
     with torch.no_grad():
         plain.o.weight.copy_(torch.eye(32))
-    a, b, c = attn.mix[:, :, None]
+    a, b, c = attn.mix.view(3, 4, 1)
     mixed = a * value + b * heads(applied(plain, x)) - c * uniform
     close(applied(attn, x), mixed.reshape(2, 9, 32) @ attn.o.weight.T)
 
@@ -65,6 +65,11 @@ def test_the_own_value_of_a_query_head_is_its_kv_heads(name, K):
     wide = {n: few.state_dict()[n].view(K, 8, 32).repeat_interleave(4 // K, 0) for n in ("k.weight", "v.weight")}
     every.load_state_dict(few.state_dict() | {n: w.reshape(32, 32) for n, w in wide.items()})
     close(applied(few, x), applied(every, x))
+
+
+def test_factors_are_a_vector_so_that_nothing_decays_or_counts_them_as_a_matrix():
+    attn, _ = part(weights="shaped")
+    assert attn.mix.shape == (12,)
 
 
 def test_bare_shaped_attention_starts_as_the_identity():
