@@ -33,6 +33,9 @@ GROUPS = (*(group for group in tree.GROUPS if group not in ("data", "tokenizer")
 SHAPES_THE_MODEL = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "model")
 Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -> what becomes of it
 
+# Nothing but the field itself, or the default number of steps, ends the run.
+ENDLESS: dict[str, Any] = {f"train.max_{what}": None for what in ("steps", "tokens", "flops", "minutes")}
+
 # What a field needs beside it to do anything, or to be allowed: set on both sides. A value is used unless it is the
 # field's already; null takes away what would hide the field or forbid the probe.
 CONTEXT: dict[str, dict[str, Any]] = {
@@ -62,8 +65,10 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "rope_scaling.high_freq_factor": {"rope_scaling.factor": 8.0},
     "seed.dropout": {"model.dropout": 0.1},
     "seed.all": {"seed.init": None, "seed.data": None, "seed.dropout": None},
-    "train.max_steps": {"train.max_minutes": None, "train.max_flops": None},
-    "schedule.decay_frac": {"schedule.warmup_steps": None},
+    **{end: {other: None for other in ENDLESS if other != end} for end in ENDLESS},
+    "schedule.warmup_steps": ENDLESS,
+    "schedule.min_lr_frac": ENDLESS,
+    "schedule.decay_frac": {"schedule.warmup_steps": None, **ENDLESS},
 }
 # The probes of fields that declare none because under the default composition they would be refused or take long.
 PROBES: dict[str, Any] = {

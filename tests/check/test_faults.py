@@ -212,6 +212,14 @@ def test_what_is_typed_already_is_probed_all_the_same() -> None:
         ("train.batch_tokens=1024", ("train",)),
         ("rope_scaling=yarn rope_scaling.factor=1", ("rope_scaling",)),
         ("attn.head_dim=2", ("pos",)),
+        ("train.max_steps=300", GROUPS),
+        ("train.max_steps=3", ("train", "schedule", "optim")),
+        ("train.max_steps=1 schedule=wsd", ("train", "schedule")),
+        ("train.max_tokens=8192", ("train", "schedule")),
+        ("train.max_flops=1e12", ("train", "schedule")),
+        ("train.max_minutes=1", ("train", "schedule")),
+        ("train.max_minutes=1 train.max_steps=9 train.max_tokens=2e5", ("train", "schedule")),
+        ("train.max_steps=2 schedule.warmup_steps=1", ("schedule",)),
     ],
 )
 def test_fields_that_act_are_not_called_dead_where_a_check_shrinks_them(line: str, groups: Sequence[str]) -> None:
