@@ -100,13 +100,15 @@ def frequencies(theta: float, d: int, scaling: Config, seq_len: int, n: int) -> 
     """(θ_i for i < d/2 after the scaling, YaRN's factor). n: tokens of the row or document."""
     name, s = scaling["name"], scaling.get("factor", 1.0)
     L = scaling.get("original_len") or seq_len
+    if s <= 1:
+        name = "none" if name in ("pi", "ntk", "dynamic_ntk", "yarn", "llama3") else name
     if name == "dynamic_ntk":
         length = max(n, L)
         theta *= (s * length / L - (s - 1)) ** (d / (d - 2)) if d > 2 else 1
     if name == "ntk" and d > 2:
         theta *= s ** (d / (d - 2))
     plain = [theta ** (-2 * i / d) for i in range(d // 2)]
-    if name in ("none", "ntk", "dynamic_ntk") or s <= 1:
+    if name in ("none", "ntk", "dynamic_ntk"):
         return plain, 1.0
     if name == "pi":
         return [f / s for f in plain], 1.0
@@ -151,12 +153,18 @@ def slopes(n: int) -> list[float]:
 
 
 def bucket(distance: int, n_buckets: int, max_distance: int) -> int:
-    """T5: half of the buckets one by one, the rest by the logarithm up to max_distance."""
-    exact = n_buckets // 2
-    if distance < exact:
+    """T5: half of the buckets one by one, the rest by the logarithm up to max_distance; in whole numbers, the k-th of n
+    logarithmic ones begins where (distance / half)^n ≥ (max_distance / half)^k."""
+    half = n_buckets // 2
+    if distance < half:
         return max(distance, 0)
-    share = math.log(distance / exact) / math.log(max_distance / exact)
-    return min(exact + int(share * (n_buckets - exact)), n_buckets - 1)
+    n = n_buckets - half
+    low, high = 0, n - 1  # the largest k whose bucket has begun
+    while low < high:
+        k = (low + high + 1) // 2
+        begun = distance**n * half**k >= max_distance**k * half**n
+        low, high = (k, high) if begun else (low, k - 1)
+    return half + low
 
 
 def score_bias(spec: Config, w: Mapping[str, Tensor], h: int, H: int, distance: int) -> float:

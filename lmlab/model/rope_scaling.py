@@ -97,10 +97,9 @@ class YaRN(Scaling):
     0.1·ln s + 1 (Peng et al. 2023, 2309.00071). The ramp's ends are counted on the original length."""
 
     def __init__(self, spec: specs.YaRN, dims: Dims, ops: Ops, layer: Optional[int] = None) -> None:
-        self.factor, self.original = spec.factor, spec.original(dims.seq_len)
-        self.beta_fast, self.beta_slow = spec.beta_fast, spec.beta_slow
-        own = 0.1 * math.log(self.factor) + 1
-        self.magnitude = own if spec.attention_factor is None else spec.attention_factor
+        self.spec, self.factor, self.original = spec, spec.factor, spec.original(dims.seq_len)
+        own = 0.1 * math.log(self.factor) + 1 if spec.attention_factor is None else spec.attention_factor
+        self.magnitude = own if self.factor > 1 else 1.0
 
     def frequencies(self, theta: float, width: int, device: torch.device) -> Tensor:
         kept = plain(theta, width, device)
@@ -112,12 +111,8 @@ class YaRN(Scaling):
         return kept / self.factor * slowed + kept * (1 - slowed)
 
     def bounds(self, theta: float, width: int) -> tuple[int, int]:
-        """Pair indices where the ramp begins and ends: (d=64, 1e4, L=2048) → 8, 21."""
-
-        def pair(rotations: float) -> float:
-            return width * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-        return max(math.floor(pair(self.beta_fast)), 0), min(math.ceil(pair(self.beta_slow)), width - 1)
+        """Pair indices where the ramp begins and ends."""
+        return self.spec.bounds(theta, width, self.original)
 
 
 class Llama3(Scaling):

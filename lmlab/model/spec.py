@@ -192,6 +192,15 @@ class YaRN(LengthScalingSpec):
         None, "factor on cos and sin; null = 0.1·ln(factor) + 1", gt=0, probe=1.5
     )
 
+    def bounds(self, theta: float, width: int, seq_len: int) -> tuple[int, int]:
+        """Pair indices where the ramp begins and ends: (1e4, d=64, L=2048) → 8, 21."""
+
+        def pair(rotations: float) -> float:
+            turns = self.original(seq_len) / (rotations * 2 * math.pi)
+            return width * math.log(turns) / (2 * math.log(theta))
+
+        return max(math.floor(pair(self.beta_fast)), 0), min(math.ceil(pair(self.beta_slow)), width - 1)
+
 
 @option("rope_scaling", "llama3", build="lmlab.model.rope_scaling:Llama3")
 class Llama3(LengthScalingSpec):

@@ -150,6 +150,15 @@ def test_dynamic_ntk_grows_past_the_original_length() -> None:
     assert frequencies(1e4, 64, spec, 0, 4096)[0][1] ** -32 == pytest.approx(31082.24, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["pi", "ntk", "dynamic_ntk", "yarn", "llama3"])
+def test_a_factor_of_1_is_plain_at_any_length(name: str) -> None:
+    spec = {"name": name, "factor": 1.0, "original_len": 8, "attention_factor": 1.3}
+    for n in (4, 8, 4096):
+        assert frequencies(1e4, 64, spec, 16, n) == frequencies(1e4, 64, PLAIN, 16, n)
+    with pytest.raises(NoOracle):
+        frequencies(1e4, 64, {"name": "mine", "factor": 1.0}, 16, 8)
+
+
 def test_llama3_keeps_short_wavelengths_and_divides_long_ones() -> None:
     spec = {"name": "llama3", "factor": 8.0, "original_len": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     freqs, plain = (frequencies(5e5, 128, s, 0, 0)[0] for s in (spec, PLAIN))

@@ -48,6 +48,14 @@ def test_shaped_attention_of_few_kv_heads_passes(line: str) -> None:
     assert [row for row in asked(composed(f"{line} tokenizer=byte")) if row.state == "fail"] == []
 
 
+@pytest.mark.parametrize("scaling", sorted(set(entries("rope_scaling")) - {"none"}))
+@pytest.mark.parametrize("attn", ["mha", "mla"])
+def test_a_factor_of_1_is_plain_for_the_oracle_too(scaling: str, attn: str) -> None:
+    words = ["model=nano", "tokenizer=byte", f"attn={attn}", f"rope_scaling={scaling}", "rope_scaling.factor=1"]
+    row = row_of(" ".join(words), "oracle")
+    assert row.state == "pass", row
+
+
 def test_a_known_failure_shows_the_edit_that_proves_it() -> None:
     row = row_of("norm=batchnorm", "causality in training")
     assert row.state == "known"
@@ -182,7 +190,9 @@ def test_all_puts_every_choice_of_a_field_beside_every_option() -> None:
         experiment, rows = found[f"attn={name} attn.weights=shaped"]
         assert (experiment.attn.name, experiment.attn.weights, rows) == (name, "shaped", BRIEF)
     assert "attn=mla attn.weights=shaped" not in found
-    chosen = {f"{g}={label}" for g in GROUPS for label in entries(g) if entries(g)[label].make() != getattr(composed(), g)}
+    chosen = {
+        f"{g}={label}" for g in GROUPS for label in entries(g) if entries(g)[label].make() != getattr(composed(), g)
+    }
     for choice in ("attn.v_proj=none", "attn.form=absorbed", "norm.offset=1", "model.embed_norm=true", "ffn.bias=true"):
         beside = {o for o in chosen if f"{o} {choice}" in found}
         assert beside >= {o for o in chosen if not o.startswith(choice.split(".")[0])}, choice

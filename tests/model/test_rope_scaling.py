@@ -111,6 +111,20 @@ def test_factor_1_is_plain_rope_to_the_last_bit(name, dtype):
     assert torch.equal(got.sin, want.sin)
 
 
+def test_yarn_of_factor_1_is_plain_whatever_its_attention_factor():
+    at, spec = torch.arange(300)[None], specs.YaRN(factor=1.0, attention_factor=1.3)
+    got, want = scaled(spec).tables(at, at), Rope(specs.Rope(), dims(), OPS).tables(at, at)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(got.rotation(torch.float64)[1:], want.rotation(torch.float64)[1:], strict=True)
+    )
+    tokens, positions = rows(T=40)
+    for attn in ("mha", "mla"):
+        nets = [model(rope_scaling=s, attn=attn) for s in ("none", ("yarn", {"factor": 1.0, "attention_factor": 1.3}))]
+        with torch.no_grad():
+            assert torch.equal(*(net(tokens, positions).logits_BTV for net in nets))
+
+
 @pytest.mark.parametrize("name", SCALED)
 def test_every_scaling_acts_on_long_rows(name):
     tokens, positions = rows(T=40)
