@@ -7,6 +7,7 @@ never looked at: on an accelerator that would stall it. Rows that share theirs s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -190,15 +191,23 @@ class T5(Position):
 
 def t5_buckets(n_buckets: int, max_distance: int) -> list[int]:
     """The bucket of each distance 0 … max_distance; the last one holds from there on."""
+    exact, found = n_buckets // 2, list(range(min(n_buckets // 2, max_distance + 1)))
+    starts = [exact, *(t5_start(n_buckets, max_distance, k) for k in range(1, n_buckets - exact)), max_distance + 1]
+    for k, (start, end) in enumerate(itertools.pairwise(starts)):
+        found += [exact + k] * (end - start)
+    return found
+
+
+def t5_start(n_buckets: int, max_distance: int, k: int) -> int:
+    """The smallest distance d in the k-th bucket of the logarithmic ones: (d / exact)^n ≥ (max / exact)^k, n of them.
+    Where the root is near a whole number, whole numbers decide: rounding would put that distance a bucket too low."""
     exact = n_buckets // 2
-    wide = math.log(max_distance / exact) if max_distance > exact else 1.0
-
-    def bucket(distance: int) -> int:
-        if distance < exact:
-            return distance
-        return min(n_buckets - 1, exact + int(math.log(distance / exact) / wide * (n_buckets - exact)))
-
-    return [bucket(distance) for distance in range(max_distance + 1)]
+    n = n_buckets - exact
+    root = exact * (max_distance / exact) ** (k / n)
+    near = round(root)
+    if abs(root - near) > 1e-9 * root:
+        return math.ceil(root)
+    return near if near**n * exact**k >= max_distance**k * exact**n else near + 1
 
 
 class Angles:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmlab.check import oracle_parts
 from lmlab.errors import ConfigError, LmlabError
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.scores import Scores
@@ -195,6 +197,44 @@ def test_t5_buckets_are_the_official_ones(n_buckets, max_distance):
     want = [official_t5_bucket(d, n_buckets, max_distance) for d in range(max_distance + 1)]
     assert t5_buckets(n_buckets, max_distance) == want
     assert want[-1] == n_buckets - 1
+
+
+def exact_t5_bucket(distance, n_buckets, most):
+    """In fractions: the last k of n logarithmic buckets with (distance / half)^n ≥ (most / half)^k."""
+    half = n_buckets // 2
+    n = n_buckets - half
+    if distance < half:
+        return distance
+    powers = Fraction(distance, half) ** n
+    return half + max(k for k in range(n) if powers >= Fraction(most, half) ** k)
+
+
+@pytest.mark.parametrize("n_buckets", [2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33])
+def test_t5_buckets_are_exact(n_buckets):
+    for most in (n_buckets // 2 + 1, n_buckets, 16, 20, 27, 64, 81, 125, 128, 243, 256, 300):
+        if most > n_buckets // 2:
+            want = [exact_t5_bucket(d, n_buckets, most) for d in range(most + 1)]
+            assert t5_buckets(n_buckets, most) == want, (n_buckets, most)
+            assert [oracle_parts.bucket(d, n_buckets, most) for d in range(most + 1)] == want
+
+
+@pytest.mark.parametrize(
+    ("n_buckets", "most", "begins"),
+    [
+        (9, 128, {5: 8, 6: 16, 7: 32, 8: 64}),
+        (9, 4096, {5: 16, 6: 64, 7: 256, 8: 1024}),
+        (129, 2048, {65 + 12: 128, 65 + 25: 256, 65 + 38: 512, 65 + 51: 1024}),
+        (200, 2**24, {199: None}),
+    ],
+)
+def test_t5_buckets_begin_where_the_root_is_whole(n_buckets, most, begins):
+    found = t5_buckets(n_buckets, most)
+    assert len(found) == most + 1
+    assert found[-1] == n_buckets - 1
+    for bucket, first in begins.items():
+        if first is not None:
+            assert (found[first], found[first - 1]) == (bucket, bucket - 1)
+            assert oracle_parts.bucket(first, n_buckets, most) == bucket
 
 
 def test_t5_gives_each_head_its_bucket_however_far():
