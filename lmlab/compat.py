@@ -14,7 +14,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from lmlab import compat_model as parts
-from lmlab.compat_model import Wrong
+from lmlab import compat_pos as pos
+from lmlab.compat_pos import Wrong
 from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
 from lmlab.errors import ConfigError, listed
 from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, ScalingSpec
@@ -158,7 +159,9 @@ def _warmup(e: Experiment) -> Wrong | None:
     if warmup is None or total is None or warmup < total:
         return None
     message = f"`schedule.warmup_steps` is {warmup}, and the run has {total} steps: nothing is left after the warm-up"
-    return message, f"use fewer than {total}, or train.max_steps={10 * warmup}"
+    longer = {"max_steps": 10 * warmup, "max_tokens": 10 * warmup * e.train.batch_tokens}
+    shorter = [f"train.{key}={n}" for key, n in longer.items() if getattr(e.train, key) is not None]
+    return message, f"use fewer than {total}, or {' '.join(shorter) or f'train.max_steps={10 * warmup}'}"
 
 
 def _decay(e: Experiment) -> Wrong | None:
@@ -216,42 +219,58 @@ def _name(e: Experiment) -> Wrong | None:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("heads-split-width", "d_model is cut into n_heads equal heads", parts.heads_split_width, "model.n_heads=3"),
+    Rule("heads-split-width", "d_model is cut into n_heads equal heads", pos.heads_split_width, "model.n_heads=3"),
     Rule(
         "kv-heads-split-heads",
         "each kv head serves equally many query heads",
-        parts.kv_heads_split_heads,
+        pos.kv_heads_split_heads,
         "attn=gqa attn.n_kv_heads=3",
     ),
-    Rule("rotary-width", "rotary channels turn in pairs", parts.rotary_width, "pos=rope attn.head_dim=33"),
+    Rule("rotary-width", "rotary channels turn in pairs", pos.rotary_width, "pos=rope attn.head_dim=33"),
     Rule(
         "sinusoidal-width",
         "a sine and a cosine per pair of channels",
-        parts.sinusoidal_width,
+        pos.sinusoidal_width,
         "pos=sinusoidal model.d_model=255 model.n_heads=5",
     ),
-    Rule(
-        "learned-table", "a learned table needs a row per position", parts.learned_table, "pos=learned pos.max_len=100"
-    ),
-    Rule("t5-buckets", "no bucket of distances stays empty", parts.t5_buckets, "pos=t5 pos.max_distance=16"),
+    Rule("learned-table", "a learned table needs a row per position", pos.learned_table, "pos=learned pos.max_len=100"),
+    Rule("t5-buckets", "no bucket of distances stays empty", pos.t5_buckets, "pos=t5 pos.max_distance=16"),
     Rule("norm-none", "where no norm is, it can't stand anywhere", parts.norm_none, "norm=none block=postnorm"),
-    Rule("scaling-needs-rope", "only rotations are scaled", parts.scaling_needs_rope, "rope_scaling=yarn pos=alibi"),
     Rule(
-        "scaling-of-one-pair",
-        "ntk slows all pairs but the fastest",
-        parts.scaling_of_one_pair,
+        "embed-scale",
+        "a norm undoes a factor before it",
+        parts.embed_scale,
+        "model.embed_scale=sqrt_d_model model.embed_norm=true",
+    ),
+    Rule("scaling-needs-rope", "only rotations are scaled", pos.scaling_needs_rope, "rope_scaling=yarn pos=alibi"),
+    Rule(
+        "scaling-acts",
+        "a scaling changes the slowest pair first, or nothing",
+        pos.scaling_acts,
         "rope_scaling=ntk attn.head_dim=2",
     ),
     Rule(
         "scaling-bounds",
         "pairs are kept above one bound and slowed below another",
-        parts.scaling_bounds,
+        pos.scaling_bounds,
         "rope_scaling=yarn rope_scaling.beta_fast=1",
+    ),
+    Rule(
+        "yarn-slow",
+        "YaRN needs a pair that makes beta_slow rotations",
+        pos.yarn_slow,
+        "rope_scaling=yarn rope_scaling.original_len=6",
+    ),
+    Rule(
+        "yarn-factor",
+        "at factor 1 nothing is scaled",
+        pos.yarn_factor,
+        "rope_scaling=yarn rope_scaling.factor=1 rope_scaling.attention_factor=1.3",
     ),
     Rule(
         "nope-layers",
         "layers go without positions that they would have",
-        parts.nope_layers,
+        pos.nope_layers,
         "pos=learned attn.nope_every_n_layers=4",
     ),
     Rule("window", "a window longer than a row does nothing", parts.window, "attn.window=1000"),

@@ -9,6 +9,7 @@ import pytest
 
 from lmlab import compat
 from lmlab.compat import RULES, check, steps
+from lmlab.compat_model import remarks
 from lmlab.config.catalogue import PRESET, entries
 from lmlab.config.load import load
 from lmlab.config.tree import GROUPS, Experiment
@@ -20,13 +21,29 @@ SAYS = {
     "heads-split-width": ("`model.d_model` is 256, which `model.n_heads` 3 does not divide", "model.n_heads=2 or 4"),
     "kv-heads-split-heads": ("`attn.n_kv_heads` is 3, which does not divide `model.n_heads` 4", "use one of 1, 2, 4"),
     "rotary-width": ("the rotary width is 33 (`pos.fraction` 1 of the head size 33)", "pos.fraction=0.969697"),
-    "sinusoidal-width": ("`model.d_model` is 255", "use model.d_model=256"),
+    "sinusoidal-width": ("`model.d_model` is 255", "use model.d_model=260"),
     "learned-table": ("`pos.max_len` is 100, shorter than `model.seq_len` 256", "pos.max_len=256 or more, or null"),
     "t5-buckets": ("`pos.max_distance` is 16, but half of `pos.n_buckets` 32 stand for one", "pos.max_distance=64"),
     "norm-none": ("`block=postnorm` says where a norm stands, and `norm=none` is no norm", "use another norm"),
+    "embed-scale": (
+        "`model.embed_scale` is sqrt_d_model, and `norm=rmsnorm` of `model.embed_norm` true undoes it",
+        "use model.embed_scale=none, or model.embed_norm=false",
+    ),
     "scaling-needs-rope": ("`rope_scaling=yarn` scales rotations, and `pos=alibi` has none", "use pos=rope"),
-    "scaling-of-one-pair": ("`rope_scaling=ntk` keeps the fastest pair, and a rotary width of 2", "rope_scaling=pi"),
+    "scaling-acts": (
+        "`rope_scaling=ntk` keeps the frequency of the slowest pair",
+        "use rope_scaling=pi, or a larger head",
+    ),
     "scaling-bounds": ("`rope_scaling.beta_fast` is 1, not above `rope_scaling.beta_slow` 1", "beta_fast=4"),
+    "yarn-slow": (
+        "`rope_scaling.original_len` is 6, and in as many tokens the fastest pair makes 0.955 rotations, not the "
+        "`rope_scaling.beta_slow` 1 below which pairs are divided",
+        "use rope_scaling.beta_slow=0.48, or rope_scaling.original_len=13",
+    ),
+    "yarn-factor": (
+        "`rope_scaling.attention_factor` is 1.3, and `rope_scaling.factor` 1 scales nothing",
+        "use rope_scaling.attention_factor=null",
+    ),
     "nope-layers": (
         "`attn.nope_every_n_layers` is 4, but `pos=learned` gives the layers nothing",
         "use pos=rope, alibi",
@@ -78,12 +95,23 @@ MORE = [
     ("norm=none block=parallel block.n_norms=2", "`block.n_norms` 2 says where a norm stands", "another norm"),
     ("norm=none model.embed_norm=true", "`model.embed_norm` true says where a norm stands", "model.embed_norm"),
     ("rope_scaling=pi pos=none", "`rope_scaling=pi` scales rotations, and `pos=none` has none", "rope_scaling=none"),
-    ("rope_scaling=dynamic_ntk attn.head_dim=8 pos.fraction=0.25", "a rotary width of 2 has no other", "pos.fraction"),
+    ("rope_scaling=dynamic_ntk attn.head_dim=8 pos.fraction=0.25", "slowest pair of rotary width 2", "pos.fraction"),
     (
         "rope_scaling=llama3 rope_scaling.low_freq_factor=5",
         "`rope_scaling.high_freq_factor` is 4, not above `rope_scaling.low_freq_factor` 5",
         "high_freq_factor=20",
     ),
+    ("rope_scaling=llama3 rope_scaling.factor=8 attn.head_dim=2", "slowest pair of rotary width 2", "larger head size"),
+    ("rope_scaling=llama3 pos.theta=2", "no rotation would change", "use rope_scaling=pi, or a larger pos.theta"),
+    (
+        "rope_scaling=yarn rope_scaling.attention_factor=1 pos.theta=2 rope_scaling.original_len=1000000",
+        "`rope_scaling=yarn` keeps the frequency of the slowest pair of rotary width 64, and so of all",
+        "a smaller original_len",
+    ),
+    ("rope_scaling=yarn rope_scaling.beta_slow=41 rope_scaling.beta_fast=50", "`model.seq_len` is 256", "beta_slow=20"),
+    ("preset=gemma model.embed_norm=true", "undoes it", "model.embed_norm=false"),
+    ("norm=layernorm model.embed_scale=sqrt_d_model model.embed_norm=true", "`norm=layernorm` of", "embed_scale=none"),
+    ("norm=batchnorm model.embed_scale=sqrt_d_model model.embed_norm=true", "`norm=batchnorm` of", "embed_scale=none"),
     ("attn.nope_every_n_layers=1", "no layer would have positions", "use pos=none"),
     ("attn.nope_every_n_layers=7", "no layer would go without positions", "a number up to 6"),
     ("attn.window=256", "`attn.window` is 256, and `model.seq_len` is 256", "below 256"),
@@ -134,6 +162,12 @@ FINE = [
     "norm=none block=simplified attn.weights=shaped attn.v_proj=none attn.o_proj=none",
     "rope_scaling=yarn rope_scaling.factor=1",
     "rope_scaling=pi attn.head_dim=2",
+    "rope_scaling=yarn rope_scaling.original_len=7",
+    "rope_scaling=yarn rope_scaling.factor=1 rope_scaling.original_len=6",
+    "rope_scaling=llama3 rope_scaling.factor=1 attn.head_dim=2",
+    "rope_scaling=ntk attn.head_dim=4",
+    "rope_scaling=llama3 pos.theta=1000 rope_scaling.original_len=4096",
+    "norm=dyt model.embed_scale=sqrt_d_model model.embed_norm=true",
     "attn.backend=flex",
     "attn.softcap=30 attn.backend=tiled",
     "ffn.mult=2 ffn.multiple_of=64",
@@ -156,6 +190,27 @@ FINE = [
 @pytest.mark.parametrize("line", FINE)
 def test_what_is_allowed(line: str) -> None:
     load(line.split())
+
+
+REMARKS = [
+    ("", ""),
+    ("rope_scaling=pi rope_scaling.factor=1", "rope_scaling=pi with a factor of 1 changes nothing"),
+    ("rope_scaling=dynamic_ntk", "changes nothing in rows up to 256 tokens"),
+    ("pos=t5 pos.n_buckets=200 model.seq_len=64", "no key of a training row is farther than 63: buckets 100 to 199"),
+    ("pos=t5 pos.n_buckets=128 model.seq_len=64", "farther than 63: buckets 64 to 127 of pos=t5"),
+    ("pos=t5 pos.n_buckets=127 model.seq_len=64", ""),
+    ("pos=t5 attn.window=8", "farther than 7: buckets 16 to 31"),
+    ("attn=gqa attn.n_kv_heads=4", "attn=gqa with as many kv heads as heads (4) is attn=mha"),
+    ("attn=gqa", ""),
+    ("attn=gqa attn.n_kv_heads=1", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), REMARKS)
+def test_what_is_remarked_before_training(line: str, told: str) -> None:
+    found = remarks(load(line.split()).experiment)
+    assert len(found) == (told != "")
+    assert all(told in remark for remark in found)
 
 
 def test_all_rows_are_told_at_once() -> None:

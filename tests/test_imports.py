@@ -19,8 +19,9 @@ BUILD = {"model", "kernels", "config"}  # whoever may import model may import wh
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "registry": set(),
-    "compat": {"registry", *SPECS, "config.tree", "compat_model"},
-    "compat_model": {"model.spec", "config.tree"},
+    "compat": {"registry", *SPECS, "config.tree", "compat_model", "compat_pos"},
+    "compat_model": {"model.spec", "config.tree", "compat_pos"},
+    "compat_pos": {"model.spec", "config.tree"},
     "model.spec": {"registry"},
     "data.spec": {"registry"},
     "train.spec": {"registry"},
@@ -47,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": {"config", "runs", "compat"},
     "cli": {"*"},
 }
-TORCH_FREE = ("errors", "registry", "compat", "compat_model", "config", "runs", "report", *SPECS)
+TORCH_FREE = ("errors", "registry", "compat", "compat_model", "compat_pos", "config", "runs", "report", *SPECS)
 TORCH_FREE_BUT = ("runs.checkpoint",)
 TORCH = {"torch", "safetensors", "transformers"}
 

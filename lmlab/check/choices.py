@@ -67,8 +67,11 @@ def with_options(choice: Choice, base: Experiment, parts: Parts) -> Iterator[tup
     the base has not (a label of "" is a group without options). What the part has anyway is left out."""
     for label in choice.holders:
         yield from _differing(choice, label, choice.group, base, parts)
-    first = next((x for x in choice.holders if parts[choice.group][x] == getattr(base, choice.group)), choice.holders[0])
-    whole = dataclasses.replace(base, **{choice.group: parts[choice.group][first]})
+    first = next(
+        (x for x in choice.holders if parts[choice.group][x] == getattr(base, choice.group)), choice.holders[0]
+    )
+    held: dict[str, Any] = {choice.group: parts[choice.group][first]}
+    whole = dataclasses.replace(base, **held)
     for group, options in parts.items():
         for label in options:
             if group != choice.group and options[label] != getattr(base, group):

@@ -20,7 +20,7 @@ import torch
 
 from lmlab import compat
 from lmlab.check.all_rows import QUICK, ROWS, asked
-from lmlab.check.choices import choices, with_options
+from lmlab.check.choices import Parts, choices, with_options
 from lmlab.check.flags import Planned, dead_flags
 from lmlab.check.rows import Row, attempted
 from lmlab.config.catalogue import defaults, entries, user_conf
@@ -89,7 +89,7 @@ def compositions(base: Experiment, words: Sequence[str], config_dir: Optional[st
         for (a, part_a), (b, part_b) in itertools.product(others[one], others[two]):
             chosen = {one: part_a, two: part_b}
             yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen), quick
-    with_sizes = {**parts, "model": {"": base.model}}
+    with_sizes: Parts = {**parts, "model": {"": base.model}}
     for choice in choices(with_sizes):
         for what, experiment in with_options(choice, base, with_sizes):
             yield what, None, experiment, BRIEF

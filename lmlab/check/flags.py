@@ -51,6 +51,8 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ffn.multiple_of": {"ffn.d_ff": None},
     "model.n_heads": {"attn.n_kv_heads": None, "attn.head_dim": None},
     "model.d_model": {"attn.head_dim": None},
+    "model.embed_scale": {"model.embed_norm": False},
+    "model.embed_norm": {"model.embed_scale": "none"},
     "model.seq_len": {"attn.window": None, "pos.max_len": None},
     "model.head_bias": {"model.tie_embeddings": False},
     "model.tie_embeddings": {"model.head_bias": False},

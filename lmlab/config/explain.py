@@ -226,7 +226,8 @@ def _fields_of(node: Any) -> dict[str, Any]:
 
 def _value_hint(override: Override, element: Any, field: Any) -> str:
     if field.is_list and not isinstance(element, list) and element not in (None, ""):
-        return f"write {override.key}=[{override.value}]"
+        rest = field.default[1:] if isinstance(field.default, list) else []  # as many as there have to be
+        return f"write {override.key}=[{','.join([override.value, *map(show, rest)])}]"
     if isinstance(element, str) and field.choices and (guess := nearest(element, field.choices)):
         return f"did you mean {override.key}={guess}?"
     default = "" if field.default in (None, dataclasses.MISSING) else f"the default is {show(field.default)}"

@@ -212,6 +212,8 @@ def test_what_is_typed_already_is_probed_all_the_same() -> None:
         ("train.batch_tokens=1024", ("train",)),
         ("rope_scaling=yarn rope_scaling.factor=1", ("rope_scaling",)),
         ("attn.head_dim=2", ("pos",)),
+        ("preset=gemma", ("model",)),
+        ("model.embed_norm=true", ("model",)),
         ("train.max_steps=300", GROUPS),
         ("train.max_steps=3", ("train", "schedule", "optim")),
         ("train.max_steps=1 schedule=wsd", ("train", "schedule")),

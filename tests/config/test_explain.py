@@ -51,7 +51,7 @@ WRONG = {
     "optim.lr=-1": ("`optim.lr` is -1, which is not a number > 0", ""),
     "lr=0": ("`optim.lr` is 0, which is not a number > 0", ""),
     "attn.dropout=1": ("`attn.dropout` is 1, which is not a number ≥ 0 and < 1", ""),
-    "optim.betas=0.9": ("`optim.betas` is 0.9, which is not a list", "write optim.betas=[0.9]"),
+    "optim.betas=0.9": ("`optim.betas` is 0.9, which is not a list", "write optim.betas=[0.9,0.95]"),
     "optim.betas=[0.9,1]": ("`optim.betas` is [0.9,1], which is not a list like [a,b], each a number ≥ 0 and < 1", ""),
     "wandb.tags=foo": ("`wandb.tags` is foo, which is not a list", "write wandb.tags=[foo]"),
     "plugins=my.py": ("`plugins` is my.py, which is not a list", "write plugins=[my.py]"),
