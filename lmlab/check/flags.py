@@ -36,6 +36,9 @@ Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -
 # Nothing but the field itself, or the default number of steps, ends the run.
 ENDLESS: dict[str, Any] = {f"train.max_{what}": None for what in ("steps", "tokens", "flops", "minutes")}
 
+# More than one pair of channels turns.
+PAIRS: dict[str, Any] = {"attn.head_dim": 8, "attn.rope_dim": 8, "attn.v_proj": "linear", "attn.o_proj": "linear"}
+
 # What a field needs beside it to do anything, or to be allowed: set on both sides. A value is used unless it is the
 # field's already; null takes away what would hide the field or forbid the probe.
 CONTEXT: dict[str, dict[str, Any]] = {
@@ -47,7 +50,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "attn.softcap": {"attn.backend": "auto"},
     "attn.head_dim": {"attn.v_proj": "linear", "attn.o_proj": "linear"},
     "ffn.d_ff": {"ffn.mult": None, "ffn.multiple_of": None},
-    "ffn.mult": {"ffn.d_ff": None},
+    "ffn.mult": {"ffn.d_ff": None, "ffn.multiple_of": 1},
     "ffn.multiple_of": {"ffn.d_ff": None},
     "model.n_heads": {"attn.n_kv_heads": None, "attn.head_dim": None},
     "model.d_model": {"attn.head_dim": None},
@@ -58,8 +61,8 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "model.tie_embeddings": {"model.head_bias": False},
     "model.logit_scale": {"model.logit_softcap": None},
     "pos.max_distance": {"attn.window": None, "attn.pattern": None},
-    "pos.theta": {"attn.head_dim": None, "attn.rope_dim": None},
-    "pos.fraction": {"attn.head_dim": None, "attn.rope_dim": None},
+    "pos.theta": PAIRS,
+    "pos.fraction": PAIRS,
     "rope_scaling.original_len": {"rope_scaling.factor": 8.0},
     "rope_scaling.beta_fast": {"rope_scaling.factor": 8.0},
     "rope_scaling.beta_slow": {"rope_scaling.factor": 8.0},

@@ -25,8 +25,15 @@ def against_reference(c: Composed) -> Row:
     for dtype, tol, tol_grads in ((torch.float64, EXACT, EXACT), (torch.float32, FP32, FP32_GRADIENTS)):
         plain, fast = (_same_weights(c, dtype, plain=p) for p in (True, False))
         off = distance(logits(fast, asked), logits(plain, asked))
-        off_grads, where = gradient_distance(gradients(fast, asked), gradients(plain, asked))
+        of_plain, of_fast = gradients(plain, asked), gradients(fast, asked)
+        off_grads, where = gradient_distance(of_fast, of_plain)
         said.append(f"{str(dtype).removeprefix('torch.')} {max(off, off_grads):.1g}")
+        if off <= tol and dtype != torch.float64 and off_grads > tol_grads:
+            exact = gradients(_same_weights(c, torch.float64, plain=True), asked)
+            errors = gradient_distance(of_fast, exact)[0], gradient_distance(of_plain, exact)[0]
+            if errors[0] <= max(tol_grads, errors[1]):  # it is the rounding of the reference that sets them apart
+                said[-1] += f" (from float64 {errors[0]:.1g}, the reference {errors[1]:.1g})"
+                continue
         if not (off <= tol and off_grads <= tol_grads):
             figure = f"{said[-1]} ({'outputs' if off > tol else where})"
             return Row("kernels = reference", "fail", figure, f"allowed {tol:g}, gradients {tol_grads:g}")

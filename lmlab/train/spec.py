@@ -16,7 +16,7 @@ class OptimSpec(Spec):
 
     lr: float = setting(3e-3, "peak learning rate", gt=0, probe=1e-3)
     weight_decay: float = setting(0.1, "decoupled decay of matrices and embeddings; none on vectors", ge=0, probe=0.5)
-    clip: Optional[float] = setting(1.0, "largest norm of the whole gradient; null = no clipping", gt=0, probe=1e-3)
+    clip: Optional[float] = setting(1.0, "largest norm of the whole gradient; null = no clipping", gt=0, probe=1e-9)
 
 
 @option("optim", "adamw", build="lmlab.train.optim:adamw")
@@ -68,9 +68,9 @@ class Train:
     )
     max_steps: Optional[int] = setting(None, "optimizer steps; without any max_*: 300", ge=1, probe=20)
     max_tokens: Optional[int] = setting(None, "tokens seen", ge=1, probe=8192)
-    max_flops: Optional[float] = setting(None, "training FLOPs", gt=0, probe=1e12)
+    max_flops: Optional[float] = setting(None, "training FLOPs", gt=0, le=1e40, probe=1e12)
     max_minutes: Optional[float] = setting(
-        None, "minutes; becomes a step count from the measured rate before step 0", gt=0
+        None, "minutes; becomes a step count from the measured rate before step 0", gt=0, le=1e9
     )
     precision: str = setting(
         "auto",

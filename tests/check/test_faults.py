@@ -214,6 +214,10 @@ def test_what_is_typed_already_is_probed_all_the_same() -> None:
         ("attn.head_dim=2", ("pos",)),
         ("preset=gemma", ("model",)),
         ("model.embed_norm=true", ("model",)),
+        ("model.d_model=6 model.n_heads=3", ("pos",)),
+        ("attn=mla model.n_heads=1 model.d_model=6", ("pos",)),
+        ("model.d_model=2 model.n_heads=1", ("pos", "ffn")),
+        ("norm=none block=simplified", ("optim",)),
         ("train.max_steps=300", GROUPS),
         ("train.max_steps=3", ("train", "schedule", "optim")),
         ("train.max_steps=1 schedule=wsd", ("train", "schedule")),
@@ -232,4 +236,11 @@ def test_fields_that_act_are_not_called_dead_where_a_check_shrinks_them(line: st
 @pytest.mark.parametrize("line", ["attn.weights=shaped attn.softcap=5", "attn.softcap=3 attn.scale=2"])
 @pytest.mark.parametrize("name", ["kernels = reference", "backends agree"])
 def test_a_cap_is_not_scaled_past_itself(line: str, name: str) -> None:
+    assert row_of(line, name).state == "pass"
+
+
+def test_rounding_that_the_reference_has_too_is_no_difference_of_kernels() -> None:
+    """A width of 1, where q has to be 10^7 to peak: in float32 the reference is further from float64."""
+    line, name = "model.d_model=1 model.n_heads=1 pos=alibi", "kernels = reference"
+    assert "the reference" in row_of(line, name).figure
     assert row_of(line, name).state == "pass"
