@@ -118,7 +118,7 @@ class Sinusoidal(Spec):
 
 @option("pos", "learned", build="lmlab.model.pos:Learned")
 class Learned(Spec):
-    max_len: Optional[int] = setting(None, "rows of the table; null = model.seq_len", ge=1, probe=512)
+    max_len: Optional[int] = setting(None, "rows of the table; null = model.seq_len", ge=1, le=100_000_000, probe=512)
 
 
 @option("pos", "rope", build="lmlab.model.pos:Rope")
@@ -274,7 +274,7 @@ class AttnSpec(Spec):
 class HeadsSpec(AttnSpec):
     """Attention with projections of its own for q, k and v."""
 
-    head_dim: Optional[int] = setting(None, "channels per head; null = d_model / n_heads", ge=1, probe=32)
+    head_dim: Optional[int] = setting(None, "channels per head; null = d_model / n_heads", ge=1, le=65_536, probe=32)
     qk_norm: str = setting(
         "none",
         "RMSNorm of q and k: head = one weight per head channel, full = over all heads",
@@ -317,7 +317,7 @@ class MQA(HeadsSpec):
 
 @option("attn", "gqa", build="lmlab.model.attn:Attention")
 class GQA(HeadsSpec):
-    n_kv_heads: Optional[int] = setting(None, "key/value heads; null = n_heads / 2", ge=1, probe=1)
+    n_kv_heads: Optional[int] = setting(None, "key/value heads; null = n_heads / 2", ge=1, le=10_000, probe=1)
 
     def kv_heads(self, n_heads: int) -> int:
         return self.n_kv_heads if self.n_kv_heads is not None else max(1, n_heads // 2)
@@ -327,13 +327,19 @@ class GQA(HeadsSpec):
 class MLA(AttnSpec):
     """Widths left null follow D / H, as in DeepSeek-V2: nope_dim and v_dim are it, rope_dim is half of it."""
 
-    kv_rank: Optional[int] = setting(None, "width of the shared k, v latent; null = d_model / 4", ge=1, probe=24)
-    q_rank: Optional[int] = setting(None, "width of the q latent; null = q straight from the input", ge=1, probe=24)
-    rope_dim: Optional[int] = setting(
-        None, "channels that turn, one key for all heads; null = D / H / 2", ge=2, probe=4
+    kv_rank: Optional[int] = setting(
+        None, "width of the shared k, v latent; null = d_model / 4", ge=1, le=65_536, probe=24
     )
-    nope_dim: Optional[int] = setting(None, "channels per head that do not turn; null = D / H", ge=1, probe=8)
-    v_dim: Optional[int] = setting(None, "channels per head of the value; null = D / H", ge=1, probe=8)
+    q_rank: Optional[int] = setting(
+        None, "width of the q latent; null = q straight from the input", ge=1, le=65_536, probe=24
+    )
+    rope_dim: Optional[int] = setting(
+        None, "channels that turn, one key for all heads; null = D / H / 2", ge=2, le=65_536, probe=4
+    )
+    nope_dim: Optional[int] = setting(
+        None, "channels per head that do not turn; null = D / H", ge=1, le=65_536, probe=8
+    )
+    v_dim: Optional[int] = setting(None, "channels per head of the value; null = D / H", ge=1, le=65_536, probe=8)
     form: str = setting(
         "naive",
         "absorbed = attend in the latent, k_up and v_up moved to q and to the output",
@@ -376,9 +382,11 @@ class MLA(AttnSpec):
 class FfnSpec(Spec):
     """Width: `d_ff` as it is, or `mult`·d_model (null = 4) rounded up to `multiple_of` (null = 8)."""
 
-    d_ff: Optional[int] = setting(None, "hidden width; null = from mult", ge=1, probe=256)
-    mult: Optional[float] = setting(None, "hidden width over d_model before the gated 2/3; null = 4", gt=0, probe=2.0)
-    multiple_of: Optional[int] = setting(None, "round the width up to this; null = 8", ge=1, probe=768)
+    d_ff: Optional[int] = setting(None, "hidden width; null = from mult", ge=1, le=100_000_000, probe=256)
+    mult: Optional[float] = setting(
+        None, "hidden width over d_model before the gated 2/3; null = 4", gt=0, le=1000, probe=2.0
+    )
+    multiple_of: Optional[int] = setting(None, "round the width up to this; null = 8", ge=1, le=1_000_000, probe=768)
     bias: bool = setting(False, "biases of the projections", probe=True)
 
     def gated(self) -> bool:
