@@ -58,12 +58,10 @@ def refuse_imported(run: RunDir, doing: str) -> None:
 def refuse_edited(run: RunDir) -> None:
     """Raises RunError when config.yaml is not what the run's newest checkpoint was trained with."""
     from lmlab.config.identity import config_hash, from_dict
-    from lmlab.runs import checkpoint
+    from lmlab.runs.meta import read_meta
 
     refs = run.checkpoints()
-    if refs and config_hash(from_dict(checkpoint.read_meta(refs[-1].path)["config"])) != config_hash(
-        from_dict(run.config())
-    ):
+    if refs and config_hash(from_dict(read_meta(refs[-1].path)["config"])) != config_hash(from_dict(run.config())):
         raise RunError(
             f"{run.path / 'config.yaml'} is not what its checkpoints were trained with",
             "restore it (each checkpoint's meta.json holds it), or train the changed experiment by its own command",

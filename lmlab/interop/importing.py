@@ -17,11 +17,12 @@ from lmlab.config import parse
 from lmlab.config.catalogue import PRESET
 from lmlab.config.identity import changes, config_hash, to_dict
 from lmlab.config.load import Loaded, load
+from lmlab.config.meaning import FREE, differences, show_value
 from lmlab.config.tree import Experiment
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import ConfigError, LmlabError, raise_all
 from lmlab.interop import families, keys, rope
-from lmlab.interop.families import FAMILIES, FREE, Words, differences, show_value
+from lmlab.interop.families import FAMILIES, Words
 from lmlab.interop.family import Family
 from lmlab.interop.folder import weights_of
 from lmlab.interop.source import Source, located, refuse_other, settings_of, tokenizer_of

@@ -9,7 +9,6 @@ and goes at the next save. Loading verifies sizes, file hashes and the content h
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -26,10 +25,7 @@ from torch import Tensor
 from lmlab.errors import LmlabError, RunError
 from lmlab.runs.files import FULL, atomic_write, disk_error, plain, sync_dir, to_json
 from lmlab.runs.layout import ASIDE, CHECKPOINTS, checkpoint_path, list_checkpoints
-
-VERSION = 1
-MODEL, STATE, META = "model.safetensors", "state.pt", "meta.json"
-REMEDY = "go on from the checkpoint before it: remove this directory, then run the same command again"
+from lmlab.runs.meta import META, MODEL, REMEDY, STATE, VERSION, checksum, file_hash, newest, read_meta, verify_file
 
 
 @dataclass
@@ -81,11 +77,6 @@ def _untie(model_state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     return stored, aliases
 
 
-def _file_hash(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
 # ---------------------------------------------------------------- saving
 
 
@@ -98,8 +89,10 @@ def save(
     config: dict[str, Any],
     keep_last: int,
     best_step: int | None = None,
+    keep_first: bool = False,
 ) -> Path:
-    """Write `checkpoints/step-<step>`; when it is durable, drop all but it, the last `keep_last` and `best_step`.
+    """Write `checkpoints/step-<step>`; when it is durable, drop all but it, the last `keep_last` and `best_step`, and
+    step 0 if `keep_first`.
 
     `state` may hold tensors, numbers, strings, None, lists and dicts. An existing checkpoint of this step is replaced;
     later ones, which an earlier life of the run left, are dropped. Raises TrainingFailed when the disk is full,
@@ -121,7 +114,7 @@ def save(
         raise _save_error(error, final) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _prune(folder, step, keep_last, best_step)
+    _prune(folder, step, keep_last, {best_step, *([0] if keep_first else [])})
     return final
 
 
@@ -135,14 +128,14 @@ def _write(
     _save_state(state, folder / STATE)
     with ThreadPoolExecutor(2) as pool:  # hashing and waiting for the disk overlap
         content = pool.submit(content_hash, stored)
-        hashes = {name: pool.submit(_file_hash, folder / name) for name in (MODEL, STATE)}
+        hashes = {name: pool.submit(file_hash, folder / name) for name in (MODEL, STATE)}
         for name in hashes:
             with open(folder / name, "rb+") as f:
                 os.fsync(f.fileno())
     files = {n: {"bytes": (folder / n).stat().st_size, "blake2b": job.result()} for n, job in hashes.items()}
     meta: dict[str, Any] = {"version": VERSION, "step": step, "content_hash": content.result()}
     meta |= {"aliases": aliases, "files": files, "config": plain(config)}
-    atomic_write(folder / META, to_json({**meta, "checksum": _checksum(meta)}, indent=1) + "\n")
+    atomic_write(folder / META, to_json({**meta, "checksum": checksum(meta)}, indent=1) + "\n")
 
 
 def _save_state(state: dict[str, Any], path: Path) -> None:
@@ -170,12 +163,6 @@ class _Sink:
             raise
 
 
-def _checksum(meta: dict[str, Any]) -> str:
-    """Of meta.json itself: of everything in it but the checksum."""
-    rest = {k: v for k, v in meta.items() if k != "checksum"}
-    return hashlib.blake2b(to_json(rest).encode(), digest_size=16).hexdigest()
-
-
 def _is_part(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
@@ -200,10 +187,10 @@ def _recover(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _prune(folder: Path, step: int, keep_last: int, best_step: int | None) -> None:
+def _prune(folder: Path, step: int, keep_last: int, also: set[int | None]) -> None:
     steps = {ref.step: ref.path for ref in list_checkpoints(folder.parent)}
     past = sorted(s for s in steps if s <= step)
-    keep = {step, best_step, *past[-max(1, keep_last) :]}
+    keep = {step, *also, *past[-max(1, keep_last) :]}
     for dropped in steps.keys() - keep:
         doomed = folder / f".tmp-{steps[dropped].name}-dropped"
         with suppress(OSError):  # renamed first: a kill in the middle leaves no half checkpoint under a true name
@@ -250,7 +237,7 @@ def load(path: Path) -> Checkpoint:
     path = Path(path)
     meta = read_meta(path)
     for name, facts in meta["files"].items():
-        _verify_file(path / name, facts)
+        verify_file(path / name, facts)
     try:
         model = load_file(path / MODEL)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
@@ -262,52 +249,9 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(meta["step"], model, state, meta["content_hash"], meta["config"], path)
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint, checked for version and for every field that loading needs."""
-    file = Path(path) / META
-    try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{file} is missing", REMEDY) from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged: {error}", REMEDY) from error
-    version = meta.get("version") if isinstance(meta, dict) else None
-    if version != VERSION:
-        raise RunError(
-            f"{file} has format version {version}, this lmlab reads {VERSION}", "load it with the lmlab that wrote it"
-        )
-    if meta.get("checksum") != _checksum(meta):
-        raise RunError(f"{file} is damaged: its content changed since it was written", REMEDY)
-    return meta
-
-
-def _verify_file(path: Path, facts: dict[str, Any]) -> None:
-    try:
-        size = path.stat().st_size
-        if size != facts["bytes"]:
-            raise RunError(f"{path} is damaged: {size} bytes where {facts['bytes']} were written", REMEDY)
-        if _file_hash(path) != facts["blake2b"]:
-            raise RunError(f"{path} is damaged: its content changed since it was written", REMEDY)
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing", REMEDY) from None
-    except OSError as error:
-        raise RunError(f"{path} can't be read: {error.strerror}", REMEDY) from error
-
-
 def latest_good(run_path: Path, note: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
     """The newest undamaged checkpoint, None when there are none. `note` hears of each damaged one passed over.
 
     Raises RunError when there are checkpoints and all are damaged.
     """
-    refs = list_checkpoints(run_path)
-    for ref in reversed(refs):
-        try:
-            return load(ref.path)
-        except RunError as error:
-            problem = error
-            note(f"{error.message}; trying the checkpoint before it")
-    if refs:
-        raise RunError(
-            f"every checkpoint of {run_path} is damaged; the oldest: {problem.message}", "train again with --force"
-        )
-    return None
+    return newest(run_path, load, note)

@@ -190,7 +190,7 @@ def test_weights_swapped_with_their_hashes_are_found_by_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(tmp_path, 10)
-    monkeypatch.setattr(checkpoint, "_verify_file", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "verify_file", lambda *_: None)
     damage_flip(path / "model.safetensors")
     with pytest.raises(RunError, match="content hash differs"):
         load(path)
@@ -198,7 +198,7 @@ def test_weights_swapped_with_their_hashes_are_found_by_content(
 
 def test_no_code_runs_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path, 10)
-    monkeypatch.setattr(checkpoint, "_verify_file", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "verify_file", lambda *_: None)
     torch.save({"x": pytest.raises}, path / "state.pt")
     with pytest.raises(RunError, match="can't be read"):
         load(path)

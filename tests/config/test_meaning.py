@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmlab.config.load import load
-from lmlab.interop.families import arch_of, differences, meaning, typed
+from lmlab.config.meaning import differences, meaning
+from lmlab.interop.families import arch_of, typed
 from lmlab.interop.family import Words
 
 
