@@ -68,6 +68,20 @@ def refuse_edited(run: RunDir) -> None:
         )
 
 
+def own_tokenizer(run: RunDir, exp: Experiment) -> Path | None:
+    """The folder of the run's own tokenizer where its weights came with one, None where the experiment makes it."""
+    return None if exp.init.source is None else run.tokenizer_path
+
+
+def prepared(exp: Experiment, tokenizer: Path | None, progress: Callable[[str, float | None], None]) -> Prepared:
+    """The experiment's data, by the tokenizer in that folder, or by the one that the experiment makes (None)."""
+    from lmlab.data.prepare import cache_dir, prepare
+    from lmlab.data.tokenizer import Tokenizer
+
+    trained = None if tokenizer is None else Tokenizer.load(tokenizer)
+    return prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=trained)
+
+
 def refuse_other_data(run: RunDir, prepared: Prepared) -> None:
     """Raises DataError when the run's corpus gives other tokens than it was trained on."""
     then = run.manifest().get("fingerprint")

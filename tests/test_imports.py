@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "compat": {"registry", *SPECS, "config.tree", "compat_model", "compat_pos"},
     "compat_model": {"model.spec", "config.tree", "compat_pos"},
     "compat_pos": {"model.spec", "config.tree"},
+    "compat_start": {"registry", "model.spec", "config.meaning"},
     "model.spec": {"registry"},
     "data.spec": {"registry"},
     "train.spec": {"registry"},
@@ -40,15 +41,28 @@ ALLOWED: dict[str, set[str]] = {
     "generate": {"runs", "data.tokenizer", *BUILD},
     "train": {"data", "runs", "eval.loss", "registry", *BUILD},
     "interop": {"runs", "data", "registry", "train.spec", *BUILD},
-    "opened": {"data.prepare", "runs", "registry", "train.device", "train.twin", *BUILD},
+    "opened": {"data", "runs", "registry", "train.device", "train.twin", *BUILD},
+    "inherit": {"opened", "runs", "compat", "compat_start", "registry", "config"},
     "api": {"opened", "runs", "data", *BUILD, "registry"},
     "__init__": {"api"},
     "__main__": {"cli"},
     "report": {"runs"},
-    "sweep": {"config", "runs", "compat"},
+    "sweep": {"config", "runs", "compat", "inherit"},
     "cli": {"*"},
 }
-TORCH_FREE = ("errors", "registry", "compat", "compat_model", "compat_pos", "config", "runs", "report", *SPECS)
+TORCH_FREE = (
+    "errors",
+    "registry",
+    "compat",
+    "compat_model",
+    "compat_pos",
+    "compat_start",
+    "inherit",
+    "config",
+    "runs",
+    "report",
+    *SPECS,
+)
 TORCH_FREE_BUT = ("runs.checkpoint",)
 TORCH = {"torch", "safetensors", "transformers"}
 

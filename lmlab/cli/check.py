@@ -63,7 +63,9 @@ def all_rows(words: Sequence[str], config_dir: str | None = None) -> list[Row]:
     from lmlab.cli.check_plan import planned
     from lmlab.config.load import load
     from lmlab.errors import ConfigError
+    from lmlab.inherit import refuse_run
 
+    refuse_run(words, "lmlab check")
     experiment = load(words, config_dir=config_dir).experiment
     if getattr(experiment.attn, "backend", None) == "flex":
         raise ConfigError(

@@ -51,7 +51,9 @@ def prepare(
     from lmlab.cli.progress import Screen
     from lmlab.config.load import load
     from lmlab.data import prepare as preparing
+    from lmlab.inherit import refuse_run
 
+    refuse_run(overrides or [], "lmlab data prepare")
     exp = load(overrides or [], config_dir=config_dir).experiment
     with Screen().preparing() as progress:
         done = preparing.prepare(

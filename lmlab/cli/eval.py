@@ -97,9 +97,9 @@ def _evaluate_one(
 
     from lmlab.cli.eval_cache import compare, read_kinds
     from lmlab.config.amend import amend
-    from lmlab.data.prepare import cache_dir, prepare
     from lmlab.data.tokenizer import Tokenizer
-    from lmlab.opened import IMPORTED, checkpoint_of, computed_model, experiment_of, refuse_other_data
+    from lmlab.opened import IMPORTED, checkpoint_of, computed_model, experiment_of, own_tokenizer, refuse_other_data
+    from lmlab.opened import prepared as prepared_by
     from lmlab.runs.evals import record
     from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
     from lmlab.train.setup import evaluate_file
@@ -110,13 +110,12 @@ def _evaluate_one(
     manifest = run.manifest()
     checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
     tokenizer = Tokenizer.load(run.tokenizer_path)
-    # other data, or an imported run, which has none of its own: by the run's own tokenizer
+    # other data, or an imported run, which has none of its own
     foreign = manifest.get("state") == IMPORTED or any(k.startswith("data") for k in keys)
-    other = tokenizer if foreign else None
     with screen.preparing() as progress:
-        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=other)
+        prepared = prepared_by(exp, run.tokenizer_path if foreign else own_tokenizer(run, exp), progress)
     own = prepared.fingerprint == manifest.get("fingerprint")
-    if other is None:
+    if not foreign:
         refuse_other_data(run, prepared)
     device = resolve_device(exp.device)
     be_deterministic(device)

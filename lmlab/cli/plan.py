@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lmlab.cli.run_one import Share
+from lmlab.config.load import Start
 from lmlab.config.tree import Experiment
 from lmlab.cost.flops import flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
@@ -17,10 +19,12 @@ from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops, resolve
 from lmlab.model.transformer import Transformer
 from lmlab.train import memory
+from lmlab.train import start as starting
 from lmlab.train.device import compile_wanted, resolve_device, resolve_precision
 from lmlab.train.loop import measured_rate
 from lmlab.train.setup import Trainer
 from lmlab.train.spec import DEFAULT_STEPS, Train, warmup_steps
+from lmlab.train.start import Taken
 
 STEP_OVER_GRADIENT = 1.08  # a whole step over its gradients: optimizer, twin, bookkeeping
 
@@ -38,6 +42,8 @@ class Plan:
     palm_flops_per_token: float
     memory: memory.MemoryPlan
     steps: int | None  # None: max_minutes waits for a measured rate
+    vocab_size: int  # rows of the embedding
+    taken: list[Taken] = field(default_factory=list)  # of the run that this one starts from, when it is yet to start
 
     @property
     def n_parameters(self) -> int:
@@ -74,16 +80,26 @@ class Plan:
         }
 
 
-def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = None, share: Share | None = None) -> Plan:
-    """`known`: what an earlier part of the same run recorded. Its steps, micro-batch, precision and compilation hold,
-    and its device unless another is asked for: a run does not change its arithmetic on the way."""
-    known = known or {}
+def make(
+    exp: Experiment,
+    prepared: Prepared,
+    recorded: Mapping[str, Any] | None = None,
+    share: Share | None = None,
+    start: Start | None = None,
+) -> Plan:
+    """`recorded`: the manifest of an earlier part of the same run. Its steps, micro-batch, precision and compilation
+    hold, and its device unless another is asked for: a run does not change its arithmetic on the way. `start`: what
+    the run's weights will be taken from. Raises ConfigError, RunError."""
+    recorded = recorded or {}
+    known: dict[str, Any] = recorded.get("resolved") or {}
     device = resolve_device(known["device"] if known and exp.device == "auto" else exp.device)
     dtype = getattr(torch, known["precision"]) if known else resolve_precision(exp.train.precision, device)
     ops = resolve(exp.kernels, device, dtype)
-    vocab_size = prepared.tokenizer.vocab_size
+    theirs = None if start is None else starting.shapes(start.checkpoint)
+    vocab_size = rows_of(prepared, recorded, theirs)
     with torch.device("meta"):
         skeleton = Transformer(exp.arch, vocab_size, ops)
+    taken = [] if start is None or theirs is None else weights(exp, start, theirs, skeleton).taken
     flops, palm = flops_per_token(skeleton, exp.arch), palm_flops_per_token(skeleton, exp.arch)
     needs = memory.plan(
         exp.arch,
@@ -99,7 +115,22 @@ def make(exp: Experiment, prepared: Prepared, known: dict[str, Any] | None = Non
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
     compiled = known.get("compile", compile_wanted(exp.compile, device))
-    return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps)
+    return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps, vocab_size, taken)
+
+
+def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:
+    """Rows of the embedding: those of the weights it starts from, which may be padded; else an id each."""
+    if source is not None:
+        return len(source[starting.EMBEDDING])
+    return int((recorded.get("lineage") or {}).get("vocab_size", prepared.tokenizer.vocab_size))
+
+
+def weights(
+    exp: Experiment, start: Start, source: Mapping[str, torch.Tensor], skeleton: Transformer
+) -> starting.Weights:
+    """What the experiment starts with, of the source's state. On meta: only what would become of it."""
+    seed = exp.seeds()["init"]
+    return starting.started(source, start.arch, exp.arch, skeleton, resize=exp.init.resize, seed=seed)
 
 
 def free_bytes(device: torch.device, share: Share) -> int:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from lmlab.cli.progress import Screen, count, duration
 from lmlab.compat_model import remarks
 from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
-from lmlab.config.load import Loaded
+from lmlab.config.load import Loaded, Start
 from lmlab.config.tree import Experiment
-from lmlab.data.prepare import Prepared, cache_dir, prepare
+from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed, in_one_line
+from lmlab.opened import own_tokenizer
+from lmlab.opened import prepared as prepared_by
 from lmlab.runs.find import run_directory
 from lmlab.runs.rundir import RunDir
 
@@ -68,7 +70,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
     to be refused. Raises LmlabError with the run's state recorded."""
     exp = loaded.experiment
     with screen.preparing() as progress:
-        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+        prepared = prepared_by(exp, tokenizer_of(loaded, resumed), progress)
     path = resumed.path if resumed is not None else run_path(exp)
     if resumed is not None and not (flags.force or flags.reuse_stale):
         refuse_stale(resumed, loaded, prepared)
@@ -80,12 +82,14 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
     from lmlab.cli import plan as planning
 
     known = gate.ensure(exp, cache_dir(exp.paths.cache), loaded.used_plugins())
-    plan = planning.make(exp, prepared, share=flags.memory)  # refuses what can't run before anything is written
+    begun = {} if resumed is None else {"lineage": resumed.manifest().get("lineage")}
+    # refuses what can't run before anything is written
+    plan = planning.make(exp, prepared, begun, flags.memory, loaded.start)
     planning.check_stop(plan, flags.stop_at, done=0)
     for row in known:
         screen.warn(f"known failure, {row.name}: {row.figure}; {row.reason}")
     if flags.dry_run:
-        describe(screen, plan, path, "not started (--dry-run)")
+        describe(screen, plan, path, "not started (--dry-run)", loaded.start)
         return Result("planned", path)
     run = RunDir(path)
     with run.claim():
@@ -105,6 +109,13 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
                 run.append_log(traceback.format_exc())
                 run.update_manifest(state="failed", error=in_one_line(told))
             raise told from error
+
+
+def tokenizer_of(loaded: Loaded, resumed: RunDir | None = None) -> Path | None:
+    """The folder of the tokenizer that the run's weights came with; None for one that the experiment makes."""
+    if loaded.start is not None:
+        return loaded.start.tokenizer
+    return None if resumed is None else own_tokenizer(resumed, loaded.experiment)
 
 
 def run_path(exp: Experiment) -> Path:
@@ -163,16 +174,19 @@ def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen:
         run.update_manifest(code_hash=code, fingerprint=prepared.fingerprint, tokenizer_hash=prepared.tokenizer_hash)
 
 
-def describe(screen: Screen, plan: Plan, path: Path, time: str) -> None:
-    """The block before training, and a warning when the corpus would be read too often."""
+def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | None = None) -> None:
+    """The block before training, and a warning when the corpus would be read too often. start: of a run that is yet to
+    take its weights."""
     from lmlab.runs.machine import gib
+    from lmlab.train.start import lines
 
     exp, prepared, needs = plan.exp, plan.prepared, plan.memory
     vocab_size, micro = prepared.tokenizer.vocab_size, f"{needs.n_micro} × {needs.micro_rows} rows"
-    n, embedded = plan.n_parameters, vocab_size * exp.model.d_model
+    n, embedded = plan.n_parameters, plan.vocab_size * exp.model.d_model
     flops = f"{count(plan.flops_per_token)} FLOP/token"
     rows = [
         ("changes", "  ".join(changes(exp)) or "nothing (the default)"),
+        *(lines(start, plan.taken) if start is not None and plan.taken else []),
         ("model", f"{count(n)} parameters ({count(n - embedded)} without embedding) · {flops}"),
         ("data", f"{exp.data.name} · {prepared.train.n_tokens:,} tokens · {exp.tokenizer.name} {vocab_size:,}"),
         ("steps", steps_line(plan)),

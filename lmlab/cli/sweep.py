@@ -91,6 +91,10 @@ def _refuse_slots(made: Sweep, workers: int | None, gpus: str | None) -> None:
 
     given = f"--workers {workers}" if workers is not None else f"--gpus {gpus}" if gpus is not None else None
     name = launch.launcher(made.space)
+    from_run = next((o.typed for o in made.space.all_words() if o.key == "init.run"), None)
+    if from_run and name != launch.LOCAL:
+        problem = f"{from_run} is for lmlab's own launcher, and hydra/launcher={name} is chosen"
+        raise ConfigError(problem, "leave the launcher out: --workers N and --gpus run side by side")
     if given and name != launch.LOCAL:
         raise ConfigError(f"{given} is of lmlab's own launcher, and hydra/launcher={name} is chosen", "leave one out")
     if made.asked.seeds is not None and made.space.chosen(SWEEPER):

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmlab.cli.run_one import Share
-from lmlab.data.prepare import Prepared, cache_dir, prepare
+from lmlab.cli.run_one import Share, tokenizer_of
+from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import LmlabError, raise_all
+from lmlab.opened import prepared as prepared_by
 from lmlab.sweep.members import Member, compose, named
 from lmlab.sweep.space import Space
 
@@ -56,7 +57,8 @@ def survey(
         try:
             exp = member.loaded.experiment
             gate.ensure(exp, cache_dir(exp.paths.cache), member.loaded.used_plugins())
-            plans[member.arm] = planning.make(member.loaded.experiment, prepared_for(member, data), share=share)
+            prepared = prepared_for(member, data)
+            plans[member.arm] = planning.make(exp, prepared, share=share, start=member.loaded.start)
         except LmlabError as error:
             wrong.append((member.label, error))
     raise_all(named(wrong, total=len(wrong) + len(plans)))
@@ -70,10 +72,10 @@ def survey(
 
 def prepared_for(member: Member, known: dict[str, Prepared], progress: Any = None) -> Prepared:
     """The data of a member, prepared once per corpus and tokenizer."""
-    exp = member.loaded.experiment
-    key = repr((exp.data, exp.tokenizer, exp.paths.cache))
+    exp, tokenizer = member.loaded.experiment, tokenizer_of(member.loaded)
+    key = repr((exp.data, exp.tokenizer, exp.paths.cache, tokenizer))
     if key not in known:
-        known[key] = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+        known[key] = prepared_by(exp, tokenizer, progress or (lambda what, share: None))
     return known[key]
 
 

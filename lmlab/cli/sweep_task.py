@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.run_one import Flags, Result, Share, run_one
-from lmlab.config.load import Loaded, load, value_errors
+from lmlab.config.load import Loaded, value_errors
 from lmlab.errors import EXIT_FAILED, ConfigError, LmlabError, in_one_line
+from lmlab.inherit import composed
 from lmlab.runs.claim import InUse, is_claimed
 from lmlab.sweep.folder import SweepFolder
 from lmlab.sweep.ledger import Rule, is_forced, is_open, state_of
@@ -52,7 +53,7 @@ class SweepTask:
         from lmlab.cli.progress import Screen
 
         try:
-            loaded = load(words, config_dir=self.config_dir)
+            loaded = composed(words, config_dir=self.config_dir)
         except LmlabError as error:
             return Outcome("failed", error=error.message)
         flags = dataclasses.replace(self.flags, memory=Share(slot.share, self.host_bytes))

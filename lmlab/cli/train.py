@@ -29,6 +29,9 @@ def train(
     resume: Annotated[
         Optional[str], typer.Option(metavar="RUN|auto", help="go on with this run; auto: the newest unfinished one")
     ] = None,
+    from_run: Annotated[
+        Optional[str], typer.Option("--from", metavar="RUN", help="start from this run's weights, its composition")
+    ] = None,
     stop_at: Annotated[
         Optional[int], typer.Option(metavar="STEP", min=1, help="stop at this step with a checkpoint")
     ] = None,
@@ -47,10 +50,9 @@ def train(
     from lmlab.cli.progress import Screen, say
     from lmlab.cli.run_one import Flags, result_lines, run_one, summary
 
-    words = overrides or []
-    screen = Screen()
+    words, screen = _with_run(overrides or [], from_run, resume), Screen()
     run = None if resume is None else _named(resume, words, screen)
-    loaded = _composed(words, config_dir) if run is None else _resumed(run, words, config_dir)
+    loaded = _composed(words, config_dir, screen) if run is None else _resumed(run, words, config_dir)
     flags = Flags(stop_at, force, reuse_stale, dry_run, not no_tune_malloc)
     result = run_one(loaded, flags, screen, sys.argv, resumed=run)
     if as_json:
@@ -61,10 +63,27 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-def _composed(words: list[str], config_dir: str | None) -> Loaded:
-    from lmlab.config.load import load
+def _with_run(words: list[str], from_run: str | None, resume: str | None) -> list[str]:
+    """The words with `--from RUN` as the key it is short for. Raises ConfigError: two runs, or one that goes on."""
+    from lmlab.config.amend import quoted
+    from lmlab.errors import ConfigError
 
-    return load(words, config_dir=config_dir)
+    typed = next((word.partition("=")[2] for word in words if word.startswith("init.run=")), None)
+    flag = None if from_run is None else f"--from {from_run}"
+    if from_run is not None and typed is not None and typed.strip("'\"") != from_run:
+        raise ConfigError(f"`{flag}` and `init.run={typed}` name two runs", "leave one out")
+    said = flag or (None if typed is None else f"init.run={typed}")
+    if resume is not None and said is not None:
+        raise ConfigError(
+            f"`--resume {resume}` goes on with a run, and `{said}` starts one", "leave one of the two out"
+        )
+    return words if from_run is None or typed is not None else [*words, f"init.run={quoted(from_run)}"]
+
+
+def _composed(words: list[str], config_dir: str | None, screen: Screen) -> Loaded:
+    from lmlab.inherit import composed
+
+    return composed(words, config_dir=config_dir, note=screen.warn)
 
 
 def _named(name: str, words: list[str], screen: Screen) -> RunDir:

@@ -14,9 +14,10 @@ from lmlab.cli.plan import Plan
 from lmlab.cli.progress import Screen, duration
 from lmlab.cli.run_one import Flags, Result, describe
 from lmlab.config.identity import changes, code_hash, config_hash, to_dict
-from lmlab.config.load import Loaded
+from lmlab.config.load import Loaded, Start
+from lmlab.config.tree import Experiment
 from lmlab.data.prepare import Prepared, cache_dir
-from lmlab.errors import EXIT_DONE, EXIT_FAILED
+from lmlab.errors import EXIT_DONE, EXIT_FAILED, RunError
 from lmlab.eval.loss import LossSum
 from lmlab.eval.probes import StepProbe
 from lmlab.generate.sample import sample
@@ -27,6 +28,7 @@ from lmlab.train import device as machine
 from lmlab.train.loop import Intervals, Loop, State
 from lmlab.train.schedule import Schedule
 from lmlab.train.setup import Trainer, metrics_of
+from lmlab.train.start import lineage
 from lmlab.train.stop import StopSignal
 
 
@@ -41,6 +43,7 @@ def build_trainer(plan: Plan) -> Trainer:
         dtype=plan.dtype,
         micro_rows=plan.memory.micro_rows,
         compiled=plan.compiled,
+        vocab_size=plan.vocab_size,
     )
 
 
@@ -62,10 +65,11 @@ def train_claimed(
 ) -> Result:
     exp = loaded.experiment
     malloc = flags.tune_malloc and machine.tune_malloc()
-    known = run.manifest().get("resolved")
-    plan = planning.make(exp, prepared, known, flags.memory)
+    recorded, begun = run.manifest(), bool(run.checkpoints())
+    known = recorded.get("resolved")
+    plan = planning.make(exp, prepared, recorded, flags.memory, None if begun else loaded.start)
     trainer = build_trainer(plan)
-    state = resume(run, trainer, screen) if run.checkpoints() else State()
+    state = resume(run, trainer, screen) if begun else begin(run, loaded.start, plan, trainer)
     if known is None:
         pace = planning.measure(plan, trainer)
         plan.steps = planning.bounded_by_minutes(plan, pace)
@@ -76,7 +80,8 @@ def train_claimed(
     planning.check_stop(plan, flags.stop_at, done=state.step)
     matmul = machine.matmul_rate(plan.device, plan.dtype)
     about = duration(planning.run_s(plan, pace, plan.steps, done=state.step))
-    describe(screen, plan, run.path, f"about {about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now")
+    expected = f"about {about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now"
+    describe(screen, plan, run.path, expected, loaded.start)
     facts = machine.torch_facts(plan.device) | {"malloc_tuned": malloc, "matmul_flops_per_s": matmul}
     code = code_hash(loaded.used_plugins())
     now = manifest.collect(command=command, torch_facts=facts, overrides=loaded.overrides)
@@ -145,6 +150,40 @@ def resume(run: RunDir, trainer: Trainer, screen: Screen) -> State:
     state = trainer.load(found)
     screen.note(f"going on with {run.path} from step {state.step}")
     return state
+
+
+def begin(run: RunDir, start: Start | None, plan: Plan, trainer: Trainer) -> State:
+    """Before the first step: weights as they were drawn, or those of the run to start from. These are kept in the run
+    as its checkpoint of step 0, so that it can be replayed when the other run is gone."""
+    if plan.exp.init.source is None:
+        return State()
+    if start is None:
+        raise RunError(
+            f"{run.path} was stopped before it had the weights it starts from", "begin it again by its own command"
+        )
+    found = checkpoint.load(start.checkpoint)
+    if found.content_hash != start.content_hash:
+        raise RunError(f"{start.checkpoint} changed while it was read", "see that the other run is not being trained")
+    weights = planning.weights(plan.exp, start, found.model, plan.skeleton)
+    state = trainer.begin(weights.state)
+    own = {"start_hash": checkpoint.content_hash(trainer.master.state_dict())}
+    run.update_manifest(lineage=lineage(start, weights, RunDir(start.run).manifest()) | own)
+    save(run, plan.exp, trainer, state)
+    return state
+
+
+def save(run: RunDir, exp: Experiment, trainer: Trainer, state: State) -> None:
+    """A checkpoint of the run as it stands."""
+    checkpoint.save(
+        run.path,
+        state.step,
+        trainer.master.state_dict(),
+        trainer.state(state),
+        config=to_dict(exp),
+        keep_last=exp.train.keep_last,
+        best_step=state.best_step,
+        keep_first=exp.init.source is not None,
+    )
 
 
 def conclude(run: RunDir, trainer: Trainer, state: State, ended: str, exit_code: int) -> Result:
@@ -247,13 +286,4 @@ class Recorder:
 
     def save(self, state: State) -> None:
         self.rows.sync()
-        master = self.trainer.master
-        checkpoint.save(
-            self.run.path,
-            state.step,
-            master.state_dict(),
-            self.trainer.state(state),
-            config=to_dict(self.plan.exp),
-            keep_last=self.plan.exp.train.keep_last,
-            best_step=state.best_step,
-        )
+        save(self.run, self.plan.exp, self.trainer, state)

@@ -13,6 +13,7 @@ from lmlab.runs.files import plain
 
 if TYPE_CHECKING:
     from lmlab.cli.progress import Screen
+    from lmlab.config.tree import Experiment
     from lmlab.runs.rundir import RunDir
     from lmlab.train.loop import State
     from lmlab.train.setup import Trainer
@@ -134,9 +135,9 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     from lmlab.cli import plan as planning
     from lmlab.cli.training import build_trainer, schedule_of
     from lmlab.config.identity import code_hash
-    from lmlab.data.prepare import cache_dir, prepare
     from lmlab.errors import RunError
-    from lmlab.opened import experiment_of, refuse_other_data
+    from lmlab.opened import experiment_of, own_tokenizer, refuse_other_data
+    from lmlab.opened import prepared as prepared_by
     from lmlab.runs import checkpoint, manifest, metrics
     from lmlab.train import device as machine
     from lmlab.train.loop import Intervals, Loop, State
@@ -150,10 +151,10 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     exp = experiment_of(run)
     exp.device = known["device"]
     with screen.preparing() as progress:
-        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress)
+        prepared = prepared_by(exp, own_tokenizer(run, exp), progress)
     refuse_other_data(run, prepared)
     verdict = Verdict(str(run.path))
-    plan = planning.make(exp, prepared, known)
+    plan = planning.make(exp, prepared, then)
     trainer = build_trainer(plan)
     machine.tune_malloc()
     facts = machine.torch_facts(plan.device)
@@ -163,7 +164,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
         "resolved": plan.resolved(),
     }
     verdict.environment = manifest.environment_differences(then, now)
-    verdict.first_difference = _inconsistent(then.get("result", {}), rows)
+    verdict.first_difference = _inconsistent(then.get("result", {}), rows) or _begun(run, exp, trainer)
     if verdict.first_difference is not None:
         return verdict
     hashes = {ref.step: checkpoint.load(ref.path).content_hash for ref in run.checkpoints()}
@@ -179,7 +180,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     screen.note(f"replaying {last} steps of {run.path}")
     with screen.training(last, 0), StopSignal() as stop:
         try:
-            ended = loop.run(State(), stop)
+            ended = loop.run(State(), stop)  # `_begun` has put back what it started from
         except _Stop:
             return verdict
     if stop.received:
@@ -187,6 +188,27 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
     if ended == "diverged" and then.get("state") != "diverged":
         verdict.first_difference = {"step": verdict.steps, "what": "the loss", "then": "finite", "now": "not finite"}
     return verdict
+
+
+def _begun(run: RunDir, exp: Experiment, trainer: Trainer) -> dict[str, Any] | None:
+    """Put back the weights that the run took from another, which its checkpoint of step 0 keeps; what is wrong with
+    them. Raises RunError when they are gone."""
+    from lmlab.errors import RunError
+    from lmlab.runs import checkpoint
+
+    if exp.init.source is None:
+        return None
+    ref = next((ref for ref in run.checkpoints() if ref.step == 0), None)
+    if ref is None:
+        raise RunError(
+            f"{run.path} has lost its checkpoint of step 0, the weights it starts from", "restore it from a copy"
+        )
+    found = checkpoint.load(ref.path)
+    trainer.load(found)
+    then = (run.manifest().get("lineage") or {}).get("start_hash")
+    if found.content_hash == then:
+        return None
+    return {"step": 0, "what": "the starting weights' content hash", "then": then, "now": found.content_hash}
 
 
 def _inconsistent(result: dict[str, Any], rows: dict[int, dict[str, Any]]) -> dict[str, Any] | None:

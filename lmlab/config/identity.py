@@ -26,6 +26,7 @@ VERSION = 3  # of the configuration format
 HASHED_VERSION = 1  # what hashes begin with: they outlive the format
 CODE = ("model", "kernels", "train", "data", "eval/loss.py")
 SLUG_CHARS = 60
+SOURCE = "init.source"
 
 # ---------------------------------------------------------------- dict and back
 
@@ -233,14 +234,24 @@ def changes(experiment: Experiment) -> list[str]:
     """What differs from the default, as words that could be typed: ["attn=gqa", "model=nano", "optim.lr=0.001"]."""
     words: list[str] = []
     for key, value in _differences(experiment):
+        if key == SOURCE and experiment.init.run is not None:
+            key, value = "init.run", run_name(experiment.init.run)
         text = f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
         words.append(f"{key}={text.lower() if isinstance(value, bool) else text}")
     return words
 
 
+def run_name(place: str) -> str:
+    """What a user would type for `init.run`: the name of a run; of one of its checkpoints the whole path."""
+    path = Path(place)
+    return place if path.parent.name == "checkpoints" else path.name
+
+
 def slug(experiment: Experiment) -> str:
-    """What differs from the default, safe in a file name: `gqa-nano-lr0.001`; `default` when nothing does."""
-    words = [_safe(v) if key in GROUPS else _word(key, v) for key, v in _differences(experiment)]
+    """What differs from the default, safe in a file name: `gqa-nano-lr0.001`; `default` when nothing does. First of all
+    the weights it starts from, when they are another run's: `from_0d02b6e3-…`."""
+    found = sorted(_differences(experiment), key=lambda pair: pair[0] != SOURCE)
+    words = [_safe(v) if key in GROUPS else _word(key, v) for key, v in found]
     text = "-".join(dict.fromkeys(words))
     if len(text) > SLUG_CHARS:
         text = text[: SLUG_CHARS - 1].rpartition("-")[0] or text[:SLUG_CHARS]
@@ -279,6 +290,8 @@ def _candidates(group: str, part: Spec) -> Iterator[tuple[Any, dict[str, tuple[A
 
 
 def _word(key: str, value: Any) -> str:
+    if key == SOURCE:
+        return _safe(f"from_{str(value)[:8]}")
     leaf = "seed" if key == "seed.all" else key.replace("seed.", "seed_").rpartition(".")[2]
     if isinstance(value, bool):
         return leaf if value else f"no_{leaf}"

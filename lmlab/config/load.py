@@ -17,17 +17,32 @@ from lmlab.config.fields import fields, problem, walk
 from lmlab.config.parse import Override
 from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import ConfigError, LmlabError, raise_all
+from lmlab.model.spec import Arch
 from lmlab.registry import OPTIONS
 
 
 @dataclass(frozen=True)
+class Start:
+    """The checkpoint whose weights a run starts from, and the architecture and the tokenizer that they are of."""
+
+    run: Path
+    checkpoint: Path
+    step: int
+    content_hash: str
+    arch: Arch
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
 class Loaded:
-    """An experiment and how it was asked for. `choices`: labels by group, {"model": "tiny", "preset": "llama", …}."""
+    """An experiment and how it was asked for. `choices`: labels by group, {"model": "tiny", "preset": "llama", …};
+    `start`: None when the weights are drawn, or lie in the run already."""
 
     experiment: Experiment
     overrides: list[str]
     choices: dict[str, str]
     plugin_sources: dict[str, str] = field(default_factory=dict)
+    start: Start | None = None
 
     def used_plugins(self) -> dict[str, str]:
         """The plug-ins whose classes are in the experiment: these, and no others, enter its identity."""

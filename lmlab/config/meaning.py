@@ -57,13 +57,13 @@ def _worked_out(arch: Arch) -> dict[str, Any]:
 def differences(wanted: Arch, found: Arch) -> list[tuple[str, Any, Any]]:
     """(key, in wanted, in found) of what decides the function and is not the same; a part's fields follow the part."""
     a, b = meaning(wanted), meaning(found)
-    keys = [k for k in (*a, *b) if not _same(a.get(k), b.get(k))]
+    keys = [k for k in (*a, *b) if not same(a.get(k), b.get(k))]
     parts = {k for k in keys if "." not in k}
     keys = [k for k in dict.fromkeys(keys) if k in parts or k.partition(".")[0] not in parts]
     return [(k, _as_written(wanted, k, a.get(k)), _as_written(found, k, b.get(k))) for k in keys]
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-12)
     return bool(a == b)

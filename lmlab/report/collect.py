@@ -20,7 +20,7 @@ from lmlab.report.checked import HashOf, check_config, check_figures, check_mani
 from lmlab.report.model import Run
 from lmlab.report.plans import Member, Sweep
 from lmlab.report.sources import Selection
-from lmlab.runs.layout import MANIFEST
+from lmlab.runs.layout import CHECKPOINTS, MANIFEST
 from lmlab.runs.metrics import Row, Scan, damage
 from lmlab.runs.rundir import RunDir
 from lmlab.runs.summary import flatten
@@ -119,7 +119,18 @@ def split_config(config: dict[str, Any], outside: Outside) -> tuple[dict[str, An
     every = _whole(flat.get("seed.all"))
     seeds = {"all": every} | {name: _or(_whole(flat.get(f"seed.{name}")), every) for name in SEEDS}
     kept = {k: v for k, v in flat.items() if k != "version" and not k.startswith("seed.") and not outside(k)}
+    if "init.source" in kept:
+        kept["init.run"] = _weights_from(kept.pop("init.source"), flat.get("init.run"))
     return kept, seeds
+
+
+def _weights_from(source: Any, place: Any) -> str | None:
+    """`NAME 1234abcd` of weights that were taken, by what tells them apart: their content hash. None: drawn."""
+    if source is None:
+        return None
+    path = Path(str(place)) if place else Path("imported")
+    run = path.parents[1] if path.parent.name == CHECKPOINTS else path
+    return f"{run.name} {str(source)[:8]}"
 
 
 def _whole(value: Any) -> int | None:

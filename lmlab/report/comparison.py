@@ -11,7 +11,7 @@ from lmlab.report.arms import finished
 from lmlab.report.axes import canonical, differing, typed_keys
 from lmlab.report.model import Arm
 
-TRAINING = ("optim", "schedule", "train", "data", "tokenizer", "kernels", "compile")
+TRAINING = ("init", "optim", "schedule", "train", "data", "tokenizer", "kernels", "compile")
 NAMES_PER_LINE = 4
 ALONE = "all that differs"
 

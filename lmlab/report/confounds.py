@@ -31,7 +31,7 @@ from lmlab.report.model import Arm, Run
 from lmlab.report.tables import seed_text
 
 BUDGET_FRAC = 0.01
-NAMED = {"optim.lr": "learning rate (optim.lr)"}
+NAMED = {"optim.lr": "learning rate (optim.lr)", "init.run": "starting weights (init.run)"}
 
 
 def confounds(arms: Sequence[Arm], baseline: int) -> list[str]:

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lmlab.errors import RunError
 from lmlab.runs.files import to_json
 from lmlab.runs.layout import list_checkpoints
 
+T = TypeVar("T")
 VERSION = 1
 MODEL, STATE, META = "model.safetensors", "state.pt", "meta.json"
 REMEDY = "go on from the checkpoint before it: remove this directory, then run the same command again"
@@ -57,7 +58,7 @@ def whole(path: Path) -> dict[str, Any]:
     return meta
 
 
-def newest[T](run_path: Path, read: Callable[[Path], T], note: Callable[[str], None] = lambda _: None) -> T | None:
+def newest(run_path: Path, read: Callable[[Path], T], note: Callable[[str], None] = lambda _: None) -> T | None:
     """What `read` makes of the newest checkpoint that it reads, None when there are none. `note` hears of each damaged
     one passed over. Raises RunError when there are checkpoints and all are damaged."""
     refs = list_checkpoints(run_path)

@@ -16,10 +16,11 @@ from typing import Any
 from lmlab import compat
 from lmlab.config import catalogue, parse
 from lmlab.config.identity import config_hash, slug, to_dict
-from lmlab.config.load import Composer, Loaded, chosen, load, value_errors
+from lmlab.config.load import Composer, Loaded, chosen, value_errors
 from lmlab.config.parse import Override
 from lmlab.config.tree import Experiment, Seed
 from lmlab.errors import ConfigError, Errors, LmlabError, listed, raise_all
+from lmlab.inherit import RESIZE, composed, names_run
 from lmlab.runs.find import run_directory
 from lmlab.sweep.space import Space
 
@@ -60,8 +61,7 @@ def compose(space: Space, *, config_dir: str | None = None) -> tuple[list[Member
     found, wrong = [], []
     for point in space.points():
         try:
-            experiment, choices = composer.compose(point)
-            found.append((point, Loaded(experiment, [o.typed for o in point], choices, sources)))
+            found.append((point, composer.compose(point, sources)))
         except LmlabError as error:
             wrong.append((space.label(point), error))
     if wrong:
@@ -108,15 +108,17 @@ class _Copies:
         self.composer = Composer(user)
         self.trees: dict[tuple[str, ...], Any] = {}
 
-    def compose(self, point: Sequence[Override]) -> tuple[Experiment, dict[str, str]]:
-        """Raises what `load` raises for these words."""
+    def compose(self, point: Sequence[Override], sources: dict[str, str]) -> Loaded:
+        """Raises what `inherit.composed` raises for these words."""
+        if names_run(point) or any(o.key == RESIZE for o in point):
+            return self._slow(point)
         try:
             experiment, choices = self._fast(point)
         except Exception:
             return self._slow(point)
         if value_errors(experiment, point) or [*compat.check(experiment)]:
             return self._slow(point)
-        return experiment, choices
+        return Loaded(experiment, [o.typed for o in point], choices, sources)
 
     def _fast(self, point: Sequence[Override]) -> tuple[Experiment, dict[str, str]]:
         from omegaconf import OmegaConf
@@ -137,9 +139,8 @@ class _Copies:
         assert isinstance(experiment, Experiment)
         return experiment, dict(choices)
 
-    def _slow(self, point: Sequence[Override]) -> tuple[Experiment, dict[str, str]]:
-        loaded = load([o.typed for o in point], config_dir=self.config_dir)
-        return loaded.experiment, loaded.choices
+    def _slow(self, point: Sequence[Override]) -> Loaded:
+        return composed([o.typed for o in point], config_dir=self.config_dir)
 
 
 def named(wrong: Sequence[tuple[str, LmlabError]], *, total: int) -> list[LmlabError]:

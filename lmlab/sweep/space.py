@@ -35,6 +35,10 @@ class Space:
     hydra: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
 
+    def all_words(self) -> list[Override]:
+        """Every word of any member."""
+        return [*self.fixed, *itertools.chain.from_iterable(self.axes.values())]
+
     def points(self) -> list[list[Override]]:
         """The grid: the first axis varies slowest, as in Hydra."""
         return [[*self.fixed, *point] for point in itertools.product(*self.axes.values())]
@@ -113,7 +117,7 @@ def _add(space: Space, word: str, user: Path | None) -> None:
     if key in OF_THE_SWEEP:
         raise ConfigError(f"`{key}` can't vary within a sweep: {word}", ONE_VALUE)
     found = possible_fields(key)
-    if found and not any(f.identity for f in found):
+    if found and not any(f.identity for f in found) and key != "init.run":  # whose weights' hash is
         raise ConfigError(f"`{key}` is no part of what a run is: {word} would be one run several times", ONE_VALUE)
     if not values:
         space.drawn.append(f"{key}={word.partition('=')[2]}")

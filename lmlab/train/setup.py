@@ -48,9 +48,11 @@ class Trainer:
         dtype: torch.dtype,
         micro_rows: int,
         compiled: bool,
+        vocab_size: int | None = None,
     ) -> Trainer:
-        seeds = exp.seeds()
-        master = build(exp.arch, prepared.tokenizer.vocab_size, ops, seed=seeds["init"], device=device)
+        """vocab_size: rows of the embedding; None = as many as the tokenizer has ids."""
+        seeds, rows = exp.seeds(), vocab_size or prepared.tokenizer.vocab_size
+        master = build(exp.arch, rows, ops, seed=seeds["init"], device=device)
         twin = Twin(master, dtype)
         if compiled:
             twin.model.compile_blocks()
@@ -71,6 +73,12 @@ class Trainer:
     def state(self, state: State) -> dict[str, Any]:
         """What `state.pt` holds: counters and the optimizer's state by parameter name."""
         return {"counters": dict(vars(state)), "optimizer": state_by_name(self.stepper.optimizer, self.master)}
+
+    def begin(self, weights: dict[str, torch.Tensor]) -> State:
+        """Start from these weights in place of the drawn ones, with an optimizer that has seen nothing."""
+        self.master.load_state_dict(weights, strict=True)
+        self.twin.refresh()
+        return State()
 
     def load(self, checkpoint: Checkpoint) -> State:
         """Weights, optimizer and counters of a checkpoint. Raises RunError when a piece is missing or does not fit."""
