@@ -12,7 +12,7 @@ from typing import Any
 
 from lmlab.config.meaning import meaning, same, show_value
 from lmlab.errors import ConfigError, LmlabError, listed
-from lmlab.model.spec import Arch, FfnSpec, HeadsSpec, Learned, Rope
+from lmlab.model.spec import GQA, MHA, MQA, Arch, FfnSpec, HeadsSpec, Learned, Rope
 from lmlab.registry import OPTIONS, Spec
 
 # No weights, and a model that was trained with one can be trained on with another.
@@ -27,6 +27,7 @@ def check_start(old: Arch, new: Arch, resize: str, run: str) -> list[LmlabError]
     """Everything in `new` that the weights of `run`, whose architecture is `old`, can't serve."""
     before, after = meaning(old), meaning(new)
     found: list[LmlabError] = []
+    following: list[LmlabError] = []
     refused = set()
     for part in (key for key in after if "." not in key and not _is_free(key, new)):
         if before.get(part) != after[part] and not (part == "ffn" and _other_activation(old, new)):
@@ -34,8 +35,17 @@ def check_start(old: Arch, new: Arch, resize: str, run: str) -> list[LmlabError]
             refused.add(part)
     for key in (key for key in after if key in before and "." in key and not _is_free(key, new)):
         if key.partition(".")[0] not in refused and not same(before[key], after[key]):
-            found += _of_field(key, before[key], after[key], old, new, run)
-    return [*found, *_pairing(old, new, run), *_table(old, new, resize, run)]
+            told = following if _follows(key, old, new) else found
+            told += _of_field(key, before[key], after[key], old, new, run)
+    found += [*_pairing(old, new, run), *_table(old, new, resize, run)]
+    return found or following
+
+
+def _follows(key: str, old: Arch, new: Arch) -> bool:
+    """Whether a value was set alike, and is another by what differs elsewhere: the width of an ffn with d_model."""
+    group, _, field = key.partition(".")
+    mine, theirs = getattr(new, group), getattr(old, group)
+    return type(mine) is type(theirs) and getattr(mine, field, None) == getattr(theirs, field, None)
 
 
 def _is_free(key: str, new: Arch) -> bool:
@@ -68,7 +78,7 @@ def _of_field(key: str, theirs: Any, mine: Any, old: Arch, new: Arch, run: str) 
     """The error of one field whose value differs, when it is one."""
     if key == "pos.max_len":  # see `_table`
         return []
-    if key == "attn.n_kv_heads":
+    if key == "attn.n_kv_heads" and {type(old.attn), type(new.attn)} <= {MHA, MQA, GQA}:
         return list(_kv_heads(theirs, mine, old, run))
     if key == "model.tie_embeddings" and theirs and not mine:  # the head begins as the embedding
         return []

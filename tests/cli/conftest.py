@@ -19,10 +19,10 @@ def run_here(overrides: list[str], **flags: Any) -> Any:
 
     from lmlab.cli.progress import Screen
     from lmlab.cli.run_one import Flags, run_one
-    from lmlab.config.load import load
+    from lmlab.inherit import composed
 
     screen = Screen(Console(file=io.StringIO(), width=200))
-    result = run_one(load(overrides), Flags(tune_malloc=False, **flags), screen, ["lmlab", "train", *overrides])
+    result = run_one(composed(overrides), Flags(tune_malloc=False, **flags), screen, ["lmlab", "train", *overrides])
     result.said = screen.console.file.getvalue()  # type: ignore[attr-defined]
     return result
 
