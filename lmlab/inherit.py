@@ -7,6 +7,7 @@ part of what the new run is. Torch-free: weights are read when training begins (
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,8 @@ def _start(found: Found, note: Note) -> tuple[Start, Experiment]:
         path, meta = last
     refuse_edited(run)
     base = experiment_of(run)
+    if hasattr(base.data, "files") and run.manifest().get("cwd") == os.getcwd():
+        base.data.files = run.config()["data"]["files"]  # as they were typed here, not by their whole paths
     return Start(run.path, path, meta["step"], meta["content_hash"], base.arch, run.tokenizer_path), base
 
 

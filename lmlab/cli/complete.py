@@ -17,7 +17,7 @@ from lmlab.errors import LmlabError
 
 SHELLS = ("bash", "zsh", "fish")
 ALIASES = ("lr", "seed")
-FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",)}
+FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",), "--from": ()}
 FLAG_VALUES |= {"--dtype": ("float32", "bfloat16")}
 FLAG_VALUES |= {"--format": ("terminal", "md", "html", "csv", "json", "svg", "pdf")}
 
@@ -70,7 +70,7 @@ def candidates(before: Sequence[str], current: str) -> list[str]:
     if current.startswith("-"):
         return _starting((f for f in known.flags if f not in rest), current)
     if rest and rest[-1] in known.flags and rest[-1] in FLAG_VALUES:
-        return _starting([*FLAG_VALUES[rest[-1]], *(_runs(rest) if rest[-1] == "--resume" else ())], current)
+        return _starting([*FLAG_VALUES[rest[-1]], *(_runs(rest) if rest[-1] in ("--resume", "--from") else ())], current)
     if rest and rest[-1] == "--config-dir":
         return _folders(current)
     return _starting(_arguments(name, rest, current), current)
@@ -93,6 +93,9 @@ def _arguments(name: str, rest: list[str], current: str) -> Iterable[str]:
     runs = _runs(rest) if name in ("eval", "report", "verify", "runs", "export") and "=" not in current else []
     runs += _folders(current) if name == "import" and not rest else []
     runs += _sweeps(rest) if name == "report" and "=" not in current else []
+    if current.startswith("init.run="):
+        done = current.rpartition(",")[0] + "," if "," in current else "init.run="
+        return [done + run for run in _runs(rest)]
     if name == "sweep":
         return [*_of_sweeps(), *Line(rest, current).overrides()]
     if name in OVERRIDES or (name == "data" and rest[:1] == ["prepare"]):

@@ -105,6 +105,9 @@ def test_runs_are_completed_by_name(tmp_path: Path) -> None:
     (tmp_path / "runs" / "gqa-1234abcd" / "config.yaml").touch()
     assert complete("lmlab eval gq", cwd=tmp_path) == ["gqa-1234abcd"]
     assert complete("lmlab train --resume g", cwd=tmp_path) == ["gqa-1234abcd"]
+    assert complete("lmlab train --from g", cwd=tmp_path) == ["gqa-1234abcd"]
+    assert complete("lmlab train init.run=g", cwd=tmp_path) == ["init.run=gqa-1234abcd"]
+    assert complete("lmlab sweep init.run=x,g", cwd=tmp_path) == ["init.run=x,gqa-1234abcd"]
     assert complete("lmlab export g", cwd=tmp_path) == ["gqa-1234abcd"]
     assert complete("lmlab import ru", cwd=tmp_path) == ["runs/"]
 

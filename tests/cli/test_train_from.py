@@ -240,7 +240,7 @@ def test_reports_name_other_starting_weights(
     assert status == 0, err
     drawn = run_here([*words, "seed=1"])
     (sweep,) = Path("runs/sweeps").iterdir()
-    status, out, err = called(["report", str(sweep), str(drawn.path), "--format", "md"], capsys)
+    status, out, err = called(["report", str(sweep), str(drawn.path)], capsys)
     assert status == 0, err
     (text,) = [line for line in (out + err).splitlines() if "starting weights" in line][:1]
     assert first.name in text
