@@ -70,7 +70,8 @@ def candidates(before: Sequence[str], current: str) -> list[str]:
     if current.startswith("-"):
         return _starting((f for f in known.flags if f not in rest), current)
     if rest and rest[-1] in known.flags and rest[-1] in FLAG_VALUES:
-        return _starting([*FLAG_VALUES[rest[-1]], *(_runs(rest) if rest[-1] in ("--resume", "--from") else ())], current)
+        runs = _runs(rest) if rest[-1] in ("--resume", "--from") else []
+        return _starting([*FLAG_VALUES[rest[-1]], *runs], current)
     if rest and rest[-1] == "--config-dir":
         return _folders(current)
     return _starting(_arguments(name, rest, current), current)
