@@ -16,7 +16,7 @@ help: ## list the targets
 	@touch $@
 
 # With PYTHON=… the caller brings an interpreter that has everything; then nothing is installed.
-setup: $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready) ## make .venv with pinned versions (about 2 minutes)
+setup: $(if $(filter .venv/bin/python,$(PYTHON)),.venv/ready) ## make .venv with pinned versions (about 3 minutes)
 
 demo: setup ## norm × position on the embedded corpus, two seeds each, and their report (about 5 minutes after set-up)
 	$(PYTHON) -m lmlab sweep experiment=first_look
@@ -31,7 +31,7 @@ test: setup ## the whole suite (under 6 minutes on 2 cores)
 test-slow: setup ## sweeps under every launcher and sweeper of Hydra, forced, stale, killed (about 4 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
-test-parity: setup ## against transformers on tiny random models, both directions of import and export (about a minute)
+test-parity: setup ## against transformers on tiny random models, import and export; tasks of lm_eval (under 2 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal tests/parity
 
 test-browser: setup ## the report's page in a real browser (about a minute)

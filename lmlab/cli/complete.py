@@ -18,7 +18,7 @@ from lmlab.errors import LmlabError
 SHELLS = ("bash", "zsh", "fish")
 ALIASES = ("lr", "seed")
 FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",), "--from": ()}
-FLAG_VALUES |= {"--dtype": ("float32", "bfloat16")}
+FLAG_VALUES |= {"--dtype": ("float32", "bfloat16"), "--bos": ("always", "empty")}
 FLAG_VALUES |= {"--format": ("terminal", "md", "html", "csv", "json", "svg", "pdf")}
 
 

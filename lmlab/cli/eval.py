@@ -1,22 +1,29 @@
 """`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data.
 
-With --probe also what goes on inside the model, layer by layer; with --cache what each kind of cache costs.
+With --probe also what goes on inside the model, layer by layer; with --cache what each kind of cache costs. With
+--tasks: tasks of lm_eval instead.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+from lmlab.cli.eval_tasks import TaskFlags, evaluate_tasks
 
 if TYPE_CHECKING:
     import torch
 
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
+    from lmlab.data.tokenizer import Tokenizer
     from lmlab.data.tokens import TokenFile
     from lmlab.model.transformer import Transformer
+    from lmlab.runs.checkpoint import Checkpoint
     from lmlab.runs.find import Found
 
 MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
@@ -32,7 +39,17 @@ def evaluate(
         Optional[list[str]],
         typer.Argument(metavar="RUN|KEY=VALUE", help="runs; keys: data, kernels, compile, device, train.precision"),
     ] = None,
-    split: Annotated[str, typer.Option(metavar="val|test", help="which split; every look at test is counted")] = "val",
+    split: Annotated[
+        Optional[str], typer.Option(metavar="val|test", help="which split (val); every look at test is counted")
+    ] = None,
+    tasks: Annotated[
+        Optional[str], typer.Option(metavar="lm_eval:NAME,…", help="tasks of lm_eval, by name or FILE.yaml, instead")
+    ] = None,
+    limit: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="documents of each task at most")] = None,
+    batch_size: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="requests of tasks at once")] = None,
+    bos: Annotated[
+        Optional[str], typer.Option(metavar="always|empty", help="end-of-text before each context of a task (always)")
+    ] = None,
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="look inside as well, layer by layer")] = False,
     cache: Annotated[
@@ -52,20 +69,27 @@ def evaluate(
     words = words or []
     names = [w for w in words if "=" not in w]
     keys = [w for w in words if "=" in w]
-    if split not in SPLITS:
+    if split not in (None, *SPLITS):
         raise ConfigError(f"`--split` is {split}", "use val or test")
-    refused = [k for k in keys if not _may_set(k.partition("=")[0])]
-    hint = f"keys that may be set: {', '.join(MAY_SET)}"
+    flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe)
+    may_set = MAY_SET if flags is None else MAY_SET[1:]  # tasks bring their own data
+    refused = [k for k in keys if not _may_set(k.partition("=")[0], may_set)]
+    hint = f"keys that may be set: {', '.join(may_set)}"
     raise_all([ConfigError(f"`{k.partition('=')[0]}` can't be changed at evaluation", hint) for k in refused])
     root = runs_root(keys)
     screen = Screen()
     found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
     if not names:
         screen.note(f"newest {found[0].run.state()} run: {found[0].run.path}")
+    loaded = {} if flags is None else flags.load()
     errors: list[LmlabError] = []
     for one in found:
         try:
-            report = _evaluate_one(one, keys, split, config_dir, screen, probe=probe, cache=cache)
+            if flags is not None:
+                opened = _opened(one, keys, config_dir, screen, precision="fp32")
+                evaluate_tasks(one.run, opened, flags, loaded, screen, as_json=as_json)
+                continue
+            report = _evaluate_one(one, keys, split or SPLITS[0], config_dir, screen, probe=probe, cache=cache)
         except LmlabError as error:
             errors.append(error)
             continue
@@ -77,8 +101,53 @@ def evaluate(
     raise_all(errors)
 
 
-def _may_set(key: str) -> bool:
-    return any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_SET)
+def _may_set(key: str, may_set: Sequence[str]) -> bool:
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in may_set)
+
+
+@dataclass
+class Opened:
+    """A run as it is evaluated, with what was typed in `exp`. rows: of a batch, as training took them."""
+
+    exp: Experiment
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype
+    rows: int
+
+    def model(self) -> Transformer:
+        """In eval mode."""
+        from lmlab.opened import computed_model
+
+        return computed_model(self.exp, self.checkpoint, device=self.device, dtype=self.dtype)
+
+    def told(self) -> dict[str, Any]:
+        """What computed the figures of a report."""
+        own = {"step": self.checkpoint.step, "content_hash": self.checkpoint.content_hash}
+        precision = str(self.dtype).removeprefix("torch.")
+        return own | {"kernels": self.exp.kernels.name, "precision": precision, "device": str(self.device)}
+
+
+def _opened(
+    found: Found, keys: list[str], config_dir: str | None, screen: Screen, *, precision: str | None = None
+) -> Opened:
+    """`precision`: instead of the run's own, unless one is typed."""
+    from lmlab.config.amend import amend
+    from lmlab.data.tokenizer import Tokenizer
+    from lmlab.opened import checkpoint_of, experiment_of
+    from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
+
+    run = found.run
+    exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
+    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
+    tokenizer = Tokenizer.load(run.tokenizer_path)
+    device = resolve_device(exp.device)
+    be_deterministic(device)
+    rows = min(run.manifest().get("resolved", {}).get("micro_batch", 8), 64)
+    typed = any(key.startswith("train.precision=") for key in keys)
+    dtype = resolve_precision(exp.train.precision if typed or precision is None else precision, device)
+    return Opened(exp, checkpoint, tokenizer, device, dtype, rows)
 
 
 def _evaluate_one(
@@ -96,20 +165,15 @@ def _evaluate_one(
     import torch
 
     from lmlab.cli.eval_cache import compare, read_kinds
-    from lmlab.config.amend import amend
-    from lmlab.data.tokenizer import Tokenizer
-    from lmlab.opened import IMPORTED, checkpoint_of, computed_model, experiment_of, own_tokenizer, refuse_other_data
+    from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
     from lmlab.opened import prepared as prepared_by
     from lmlab.runs.evals import record
-    from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
     from lmlab.train.setup import evaluate_file
 
-    run = found.run
-    exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
+    run, manifest = found.run, found.run.manifest()
+    own_run = _opened(found, keys, config_dir, screen)
+    exp, tokenizer = own_run.exp, own_run.tokenizer
     kinds = [] if cache is None else read_kinds(cache, exp)
-    manifest = run.manifest()
-    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
-    tokenizer = Tokenizer.load(run.tokenizer_path)
     # other data, or an imported run, which has none of its own
     foreign = manifest.get("state") == IMPORTED or any(k.startswith("data") for k in keys)
     with screen.preparing() as progress:
@@ -117,23 +181,16 @@ def _evaluate_one(
     own = prepared.fingerprint == manifest.get("fingerprint")
     if not foreign:
         refuse_other_data(run, prepared)
-    device = resolve_device(exp.device)
-    be_deterministic(device)
-    dtype = resolve_precision(exp.train.precision, device)
-    model = computed_model(exp, checkpoint, device=device, dtype=dtype)
-    rows = min(manifest.get("resolved", {}).get("micro_batch", 8), 64)
-    tokens = getattr(prepared, split)
+    model, tokens = own_run.model(), getattr(prepared, split)
     token_bytes = torch.from_numpy(tokenizer.token_bytes)
-    how: dict[str, Any] = {"eot": tokenizer.eot, "token_bytes": token_bytes, "rows": rows}
+    how: dict[str, Any] = {"eot": tokenizer.eot, "token_bytes": token_bytes, "rows": own_run.rows}
     loss_by = functools.partial(evaluate_file, model, tokens, exp, **how)
     loss = loss_by()
     report = {
         "run": str(run.path),
-        "step": checkpoint.step,
-        "content_hash": checkpoint.content_hash,
+        **own_run.told(),
         "data": exp.data.name,
         "packing": exp.data.packing,
-        "kernels": exp.kernels.name,
         "fingerprint": prepared.fingerprint,
         "own_data": own,
         "split": split,
@@ -142,11 +199,9 @@ def _evaluate_one(
         "loss": loss.nats_per_token,
         "perplexity": loss.perplexity,
         "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
-        "precision": str(dtype).removeprefix("torch."),
-        "device": str(device),
     }
     if probe:
-        report |= _probed(model, tokens, exp, eot=tokenizer.eot, device=device)
+        report |= _probed(model, tokens, exp, eot=tokenizer.eot, device=own_run.device)
     if kinds:
         caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
         report |= {"seq_len": exp.model.seq_len, "caches": caches}

@@ -18,7 +18,7 @@ from lmlab.model.transformer import Transformer
 CHUNK = 512  # tokens of a row in one forward pass of the prefill
 LOOK_EVERY = 16  # tokens between two looks, on an accelerator, at whether all rows have ended
 
-OnTokens = Callable[[list[int]], None]
+OnTokens = Callable[[list[int]], Optional[bool]]
 
 
 @dataclass
@@ -86,7 +86,8 @@ def generate(
     """Continue each prompt (ids, at least one) `samples` times by up to `max_new` tokens; a row ends at the id `end`.
 
     kind None: no cache, every token computes the whole row again. on_tokens hears the new id of each row, −1 after its
-    end. The model's mode is put back; no global generator is touched. Raises LmlabError for an empty prompt.
+    end, and ends all rows by True. The model's mode is put back; no global generator is touched. Raises LmlabError for
+    an empty prompt.
     """
     if not prompts or not all(prompts):
         raise LmlabError("a prompt has no tokens", "begin it with the end-of-text token, as documents do in training")
@@ -190,8 +191,8 @@ def _decoded(
         ids_B = pick(logits_BV, uniform_BN[:, n], sampling, forbidden_V)
         out.append(ids_B)
         ended_B = ended_B if end is None else ended_B | (ids_B == end)
-        if on_tokens is not None:
-            on_tokens(ids_B.masked_fill(ended_B, -1).tolist())
+        if on_tokens is not None and on_tokens(ids_B.masked_fill(ended_B, -1).tolist()):
+            break
         if n + 1 == N or (end is not None and (n + 1) % every == 0 and bool(ended_B.all())):
             break
         logits_BV = step(ids_B)

@@ -10,13 +10,16 @@ from lmlab.runs.layout import EVAL, now
 from lmlab.runs.rundir import RunDir
 
 
-def record(run: RunDir, report: dict[str, Any]) -> Path:
-    """Write the report with the moment it was made; `test_evaluations` in it becomes the manifest's count."""
+def record(run: RunDir, report: dict[str, Any], *, of: str | None = None) -> Path:
+    """Write the report with the moment it was made; `test_evaluations` in it becomes the manifest's count.
+
+    of: what the file is named after, instead of the split and the data."""
     folder = run.path / EVAL
     with disk(folder, "write"):
         folder.mkdir(parents=True, exist_ok=True)
     stamp = now()
-    name = f"{stamp.replace(':', '').replace('+0000', '')}-{report['split']}-{report['data']}.json"
+    of = of or f"{report['split']}-{report['data']}"
+    name = f"{stamp.replace(':', '').replace('+0000', '')}-{of}.json"
     atomic_write(folder / name, to_json({"when": stamp, **report}, indent=1) + "\n")
     if "test_evaluations" in report:
         run.update_manifest(test_evaluations=report["test_evaluations"])
