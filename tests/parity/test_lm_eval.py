@@ -223,6 +223,44 @@ def test_sampled_repeats_differ_and_do_not_depend_on_the_batch():
     assert found[0][0] == TOKENIZER.decode(alone.tokens[0])
 
 
+@pytest.mark.parametrize("bos", ["always", "empty"])
+def test_equals_lm_eval_s_own_model_on_what_is_exported(here, place, bos):
+    """Its `hf` model, of transformers, on our export: scores, cut rows, rolling windows, generation."""
+    import lmlab as lab
+
+    transformers = pytest.importorskip("transformers", reason="transformers is in the `parity` extra")
+    pytest.importorskip("accelerate", reason="accelerate, which lm_eval's hf model needs, is in the `parity` extra")
+    from lm_eval.models.huggingface import HFLM
+
+    if not (place / "exported").exists():
+        here.lmlab("export", str(place / "run"), "--to", str(place / "exported"))
+    theirs = HFLM(
+        pretrained=transformers.AutoModelForCausalLM.from_pretrained(place / "exported"),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(place / "exported"),
+        batch_size=2,
+        max_length=64,
+    )
+    plain = theirs.tok_encode
+    if bos == "always":  # this tokenizer has no beginning-of-text of its own that HFLM could be told to add
+        theirs.tok_encode = lambda text, add_special_tokens=None, **more: (
+            [EOT] * (add_special_tokens is None) + plain(text, add_special_tokens=False)
+        )
+    net, tokenizer, _ = lab.load(place / "run")
+    ours = HarnessModel(net, tokenizer, batch_size=2, bos=bos)
+    pairs = [request(*pair) for pair in PAIRS if pair[1] and pair[0].strip()] + [request("a" * 99, "bcd")]
+    scores = [zip(*lm.loglikelihood(pairs, disable_tqdm=True), strict=True) for lm in (ours, theirs)]
+    (ours_p, ours_greedy), (theirs_p, theirs_greedy) = scores
+    assert ours_p == pytest.approx(theirs_p, rel=1e-6)
+    assert ours_greedy == theirs_greedy
+    assert ours.cut_tokens["t"] == (bos == "always") + 99 + 3 - 65
+    if bos == "empty":  # rolling never adds one to the text itself
+        texts = [request(text * 5) for text in TEXTS if text]
+        expected = theirs.loglikelihood_rolling(texts, disable_tqdm=True)
+        assert ours.loglikelihood_rolling(texts) == pytest.approx(expected, rel=1e-6)
+        until = [request(c, {"until": ["e"], "max_gen_toks": 20}) for c in ("The state", "Fellow", "We", "a" * 99)]
+        assert ours.generate_until(until) == theirs.generate_until(until, disable_tqdm=True)
+
+
 # ---------------------------------------------------------------- tasks of local files
 
 QUESTIONS = [
