@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
 
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
-    from lmlab.data.tokenizer import Tokenizer
     from lmlab.data.tokens import TokenFile
     from lmlab.model.transformer import Transformer
-    from lmlab.runs.checkpoint import Checkpoint
     from lmlab.runs.find import Found
 
 MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
@@ -60,6 +57,7 @@ def evaluate(
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
     from lmlab.cli.eval_cache import print_caches
+    from lmlab.cli.open_run import open_run
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
@@ -71,7 +69,7 @@ def evaluate(
     keys = [w for w in words if "=" in w]
     if split not in (None, *SPLITS):
         raise ConfigError(f"`--split` is {split}", "use val or test")
-    flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe)
+    flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
     may_set = MAY_SET if flags is None else MAY_SET[1:]  # tasks bring their own data
     refused = [k for k in keys if not _may_set(k.partition("=")[0], may_set)]
     hint = f"keys that may be set: {', '.join(may_set)}"
@@ -86,7 +84,7 @@ def evaluate(
     for one in found:
         try:
             if flags is not None:
-                opened = _opened(one, keys, config_dir, screen, precision="fp32")
+                opened = open_run(one, keys, config_dir, screen, precision="fp32")
                 evaluate_tasks(one.run, opened, flags, loaded, screen, as_json=as_json)
                 continue
             report = _evaluate_one(one, keys, split or SPLITS[0], config_dir, screen, probe=probe, cache=cache)
@@ -105,51 +103,6 @@ def _may_set(key: str, may_set: Sequence[str]) -> bool:
     return any(key == allowed or key.startswith(allowed + ".") for allowed in may_set)
 
 
-@dataclass
-class Opened:
-    """A run as it is evaluated, with what was typed in `exp`. rows: of a batch, as training took them."""
-
-    exp: Experiment
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    device: torch.device
-    dtype: torch.dtype
-    rows: int
-
-    def model(self) -> Transformer:
-        """In eval mode."""
-        from lmlab.opened import computed_model
-
-        return computed_model(self.exp, self.checkpoint, device=self.device, dtype=self.dtype)
-
-    def told(self) -> dict[str, Any]:
-        """What computed the figures of a report."""
-        own = {"step": self.checkpoint.step, "content_hash": self.checkpoint.content_hash}
-        precision = str(self.dtype).removeprefix("torch.")
-        return own | {"kernels": self.exp.kernels.name, "precision": precision, "device": str(self.device)}
-
-
-def _opened(
-    found: Found, keys: list[str], config_dir: str | None, screen: Screen, *, precision: str | None = None
-) -> Opened:
-    """`precision`: instead of the run's own, unless one is typed."""
-    from lmlab.config.amend import amend
-    from lmlab.data.tokenizer import Tokenizer
-    from lmlab.opened import checkpoint_of, experiment_of
-    from lmlab.train.device import be_deterministic, resolve_device, resolve_precision
-
-    run = found.run
-    exp = amend(experiment_of(run), keys, config_dir=config_dir).experiment if keys else experiment_of(run)
-    checkpoint = checkpoint_of(run, found.checkpoint.path if found.checkpoint else None, screen.warn)
-    tokenizer = Tokenizer.load(run.tokenizer_path)
-    device = resolve_device(exp.device)
-    be_deterministic(device)
-    rows = min(run.manifest().get("resolved", {}).get("micro_batch", 8), 64)
-    typed = any(key.startswith("train.precision=") for key in keys)
-    dtype = resolve_precision(exp.train.precision if typed or precision is None else precision, device)
-    return Opened(exp, checkpoint, tokenizer, device, dtype, rows)
-
-
 def _evaluate_one(
     found: Found,
     keys: list[str],
@@ -165,13 +118,14 @@ def _evaluate_one(
     import torch
 
     from lmlab.cli.eval_cache import compare, read_kinds
+    from lmlab.cli.open_run import open_run
     from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
     from lmlab.opened import prepared as prepared_by
     from lmlab.runs.evals import record
     from lmlab.train.setup import evaluate_file
 
     run, manifest = found.run, found.run.manifest()
-    own_run = _opened(found, keys, config_dir, screen)
+    own_run = open_run(found, keys, config_dir, screen)
     exp, tokenizer = own_run.exp, own_run.tokenizer
     kinds = [] if cache is None else read_kinds(cache, exp)
     # other data, or an imported run, which has none of its own

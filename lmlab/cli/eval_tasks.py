@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmlab.cli.eval import Opened
+    from lmlab.cli.open_run import Opened
     from lmlab.cli.progress import Screen
     from lmlab.runs.rundir import RunDir
 
@@ -37,13 +37,14 @@ class TaskFlags:
         bos: str | None,
         split: str | None,
         probe: bool,
+        cache: str | None,
     ) -> TaskFlags | None:
         """None without --tasks. Raises ConfigError for flags that would have nothing to act on."""
         from lmlab.errors import ConfigError
         from lmlab.eval.harness_tasks import named
 
         mine = (("--limit", limit is not None), ("--batch-size", batch_size is not None), ("--bos", bos is not None))
-        others = (("--split", split is not None), ("--probe", probe))
+        others = (("--split", split is not None), ("--probe", probe), ("--cache", cache is not None))
         for flag, given in mine if tasks is None else others:
             if given:
                 what = "acts on tasks, and --tasks is not given" if tasks is None else "does not act on --tasks"

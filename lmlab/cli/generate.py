@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 if TYPE_CHECKING:
+    from lmlab.cli.open_run import Opened
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
     from lmlab.data.tokenizer import Tokenizer
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from lmlab.generate.sampling import Sampling
     from lmlab.model.cache import CacheKind
     from lmlab.model.transformer import Transformer
-    from lmlab.runs.rundir import RunDir
 
 MAY_SET = ("kernels", "compile", "device", "train.precision", "paths")
 TEMPERATURE = 0.8
@@ -64,8 +64,9 @@ def generate(
     sampling = _sampling(temperature, top_k, top_p, seed, samples)
     kind = None if cache == "none" else cache_kind(cache)
     screen = Screen()
-    model, tokenizer, exp, found_run = _opened(words or [], config_dir, screen)
-    imported, where = found_run.state() == IMPORTED, str(found_run.path)
+    opened = _opened(words or [], config_dir, screen)
+    exp, tokenizer, model = opened.exp, opened.tokenizer, opened.model()
+    imported, where = opened.run.state() == IMPORTED, str(opened.run.path)
     if model.noncausal() and not allow_noncausal:
         raise ConfigError(f"this model is not causal: {model.noncausal()}", "--allow-noncausal generates all the same")
     # here every document begins with end-of-text; a model from elsewhere is begun as its tokenizer says
@@ -135,18 +136,13 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None,
     return Sampling(value, top_k, top_p, seed)
 
 
-def _opened(
-    words: list[str], config_dir: str | None, screen: Screen
-) -> tuple[Transformer, Tokenizer, Experiment, RunDir]:
-    """The model in eval mode, fp32 on a CPU unless train.precision is typed; tokenizer, experiment, directory."""
-    import torch
-
-    from lmlab.config.amend import amend
-    from lmlab.data.tokenizer import Tokenizer
+def _opened(words: list[str], config_dir: str | None, screen: Screen) -> Opened:
+    """The one run that is named or the newest; fp32 on a CPU unless train.precision is typed: a batch is then its rows
+    alone, token by token, and bf16 is not faster there."""
+    from lmlab.cli.open_run import open_run
     from lmlab.errors import ConfigError, raise_all
-    from lmlab.opened import checkpoint_of, computed_model, experiment_of, runs_root
+    from lmlab.opened import runs_root
     from lmlab.runs import find
-    from lmlab.train.device import resolve_device, resolve_precision
 
     names, keys = [w for w in words if "=" not in w], [w for w in words if "=" in w]
     refused = [k.partition("=")[0] for k in keys if not k.partition("=")[0].startswith(MAY_SET)]
@@ -156,17 +152,8 @@ def _opened(
         raise ConfigError(f"two runs are named: {names[0]} and {names[1]}", "name one")
     found = find.resolve(names[0] if names else None, runs_root(keys))
     if not names:
-        screen.note(f"newest finished run: {found.run.path}")
-    exp = experiment_of(found.run)
-    exp = amend(exp, keys, config_dir=config_dir).experiment if keys else exp
-    device = resolve_device(exp.device)
-    typed = any(key.startswith("train.precision=") for key in keys)
-    plain = device.type == "cpu" and not typed
-    dtype = torch.float32 if plain else resolve_precision(exp.train.precision, device)
-    tokenizer = Tokenizer.load(found.run.tokenizer_path)
-    checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None, screen.warn)
-    model = computed_model(exp, checkpoint, device=device, dtype=dtype)
-    return model, tokenizer, exp, found.run
+        screen.note(f"newest {found.run.state()} run: {found.run.path}")
+    return open_run(found, keys, config_dir, screen, cpu_precision="fp32")
 
 
 def _refuse_too_long(
