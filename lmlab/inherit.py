@@ -7,6 +7,7 @@ part of what the new run is. Torch-free: weights are read when training begins (
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,13 @@ def composed(words: Sequence[str], *, config_dir: str | None = None, note: Note 
     _trained_length(exp, base, found.run)
     raise_all([*compat.check(exp), *check_start(base.arch, exp.arch, exp.init.resize, found.run.name)])
     raise_all(_seed_of_nothing(given, base, exp))
-    return dataclasses.replace(loaded, overrides=list(words), start=start)
+    return dataclasses.replace(loaded, overrides=list(words), choices=_choices(found.run, loaded, typed), start=start)
+
+
+def _choices(run: RunDir, loaded: Loaded, typed: Sequence[Override]) -> dict[str, str]:
+    """Labels by group: those of the run, and what was typed in their place."""
+    theirs = run.manifest().get("choices") or loaded.choices
+    return {**theirs, **{o.key: loaded.choices[o.key] for o in typed if o.key in loaded.choices}}
 
 
 def names_run(overrides: Sequence[Override]) -> bool:
@@ -87,9 +94,9 @@ def _start(found: Found, note: Note) -> tuple[Start, Experiment]:
             "wait for it, or stop it: it saves what it has",
         )
     if found.checkpoint is not None:
-        path, meta = found.checkpoint.path, whole(found.checkpoint.path)
+        path, meta = _read(found.checkpoint.path)
     else:
-        last = newest(run.path, lambda path: (path, whole(path)), note)
+        last = newest(run.path, _read, note)
         if last is None:
             raise RunError(
                 f"{run.path} has no checkpoint to start from", f"train it first: `lmlab train --resume {run.name}`"
@@ -100,6 +107,20 @@ def _start(found: Found, note: Note) -> tuple[Start, Experiment]:
     if hasattr(base.data, "files") and run.manifest().get("cwd") == os.getcwd():
         base.data.files = run.config()["data"]["files"]  # as they were typed here, not by their whole paths
     return Start(run.path, path, meta["step"], meta["content_hash"], base.arch, run.tokenizer_path), base
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+    """(the checkpoint, its meta.json), its files verified once per process: the members of a sweep share them."""
+    try:
+        changed = tuple(file.stat().st_mtime_ns for file in sorted(path.iterdir()))
+    except OSError:
+        changed = ()
+    return path, _verified(path.absolute(), changed)
+
+
+@functools.lru_cache(maxsize=64)
+def _verified(path: Path, changed: tuple[int, ...]) -> dict[str, Any]:
+    return whole(path)
 
 
 def _text(value: str) -> str:

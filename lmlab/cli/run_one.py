@@ -72,6 +72,8 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
     with screen.preparing() as progress:
         prepared = prepared_by(exp, tokenizer_of(loaded, resumed), progress)
     path = resumed.path if resumed is not None else run_path(exp)
+    if resumed is not None and flags.force:
+        refuse_restart(resumed, exp)
     if resumed is not None and not (flags.force or flags.reuse_stale):
         refuse_stale(resumed, loaded, prepared)
     if exp.name and not path.name.startswith(f"{exp.name}-"):
@@ -138,6 +140,15 @@ def refuse_stale(run: RunDir, loaded: Loaded, prepared: Prepared) -> None:
         raise RunError(
             f"{run.path} was made by other {' and '.join(changed)}, so resuming can't be exact",
             "train it anew by its own command, or go on all the same with --reuse-stale",
+        )
+
+
+def refuse_restart(run: RunDir, exp: Experiment) -> None:
+    """Raises RunError for a run whose start lies in another: only its own line names that."""
+    if exp.init.source is not None:
+        raise RunError(
+            f"{run.path} starts from the weights of {exp.init.run}, which --resume with --force does not read again",
+            "give its own command with --force",
         )
 
 

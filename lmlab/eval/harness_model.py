@@ -158,7 +158,7 @@ class HarnessModel(TemplateLM):
         was_training, done = self.model.training, 0
         self.model.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # each batch has another length
+            with self.model.eager():  # each batch has another length
                 for batch in _batches(order, self.batch_size):
                     for n, result in zip(batch, self._scores([rows[n] for n in batch]), strict=True):
                         found[n] = result

@@ -91,6 +91,9 @@ def test_what_it_inherits_and_what_not(first: RunDir, in_tmp: Path) -> None:
     assert exp.init.run == str(first.path.absolute())
     assert (exp.model.d_model, exp.seed.all, exp.train.max_steps) == (32, 5, 3)
     assert exp.data.files == theirs["data"]["files"]  # type: ignore[attr-defined]
+    choices = composed([f"init.run={first.name}", "ffn=geglu"]).choices
+    assert choices == first.manifest()["choices"] | {"ffn": "geglu"}
+    assert choices["model"] == "nano"
 
 
 def test_the_same_line_is_the_same_run(first: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +355,16 @@ def test_two_lines_each(first: RunDir, capsys: pytest.CaptureFixture[str]) -> No
     status, _, err = called(["sweep", "init.run=first", "seed=0,1", "hydra/launcher=basic"], capsys)
     assert status == 2
     assert "init.run=first is for lmlab's own launcher" in err
+
+
+def test_force_needs_the_source(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["train", "--from", "first", "wandb.mode=disabled", "--json"]
+    path = json.loads(called(line, capsys)[1])["run"]
+    status, _, err = called(["train", "--resume", path, "--force"], capsys)
+    assert status == 2
+    assert "give its own command with --force" in err
+    assert json.loads(called([*line, "--force"], capsys)[1])["run"] == path
+    assert Path(f"{path}.old-1").is_dir()
 
 
 def test_equal_names_are_no_contradiction(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
