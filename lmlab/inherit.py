@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmlab import compat
-from lmlab.compat_start import check_start, draws
+from lmlab.compat import rules
+from lmlab.compat.start import check_start, draws
 from lmlab.config import parse
 from lmlab.config.amend import overrides_of, quoted
 from lmlab.config.catalogue import PRESET, entries, user_conf
@@ -60,7 +60,7 @@ def composed(words: Sequence[str], *, config_dir: str | None = None, note: Note 
     exp = loaded.experiment
     exp.init.source = start.content_hash
     _trained_length(exp, base, found.run)
-    raise_all([*compat.check(exp), *check_start(base.arch, exp.arch, exp.init.resize, found.run.name)])
+    raise_all([*rules.check(exp), *check_start(base.arch, exp.arch, exp.init.resize, found.run.name)])
     raise_all(_seed_of_nothing(given, base, exp))
     return dataclasses.replace(loaded, overrides=list(words), choices=_choices(found.run, loaded, typed), start=start)
 

@@ -8,8 +8,8 @@ import itertools
 import random
 from typing import Any
 
-from lmlab import compat
 from lmlab.check.choices import Choice, choices
+from lmlab.compat import rules
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
 from lmlab.registry import OPTIONS
@@ -86,7 +86,7 @@ def legal(chosen: dict[str, str]) -> bool:
     found = experiment(chosen)
     picked = [CHOICES[factor][name] for factor, name in chosen.items() if factor in CHOICES]
     arrived = all(getattr(getattr(found, c.group), c.name, None) == c.value for c in picked)
-    return arrived and not compat.check(found)
+    return arrived and not rules.check(found)
 
 
 def pairs(chosen: dict[str, str]) -> set[tuple[Pick, Pick]]:

@@ -1,8 +1,8 @@
 """Every option of every model group, every pair of options of two groups, and every choice of a field beside every
 option, each with its rows, over processes.
 
-Each option is composed once; the rest is put together from parts. What a row of lmlab/compat.py refuses is counted with
-that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a choice of a
+Each option is composed once; the rest is put together from parts. What a row of lmlab/compat/rules.py refuses is counted
+with that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a choice of a
 field those that stand before a training, and the cache.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from lmlab import compat
 from lmlab.check.all_rows import QUICK, ROWS, asked
 from lmlab.check.choices import Parts, choices, with_options
 from lmlab.check.flags import Planned, dead_flags
 from lmlab.check.rows import Row, attempted
+from lmlab.compat import rules
 from lmlab.config.catalogue import defaults, entries, user_conf
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
@@ -97,9 +97,9 @@ def compositions(base: Experiment, words: Sequence[str], config_dir: Optional[st
 
 def refusal(experiment: Experiment) -> str:
     """The id of the first rule that the experiment breaks, or nothing."""
-    if not compat.check(experiment):
+    if not rules.check(experiment):
         return ""
-    return next((rule.id for rule in compat.RULES if rule.find(experiment)), "incomplete")
+    return next((rule.id for rule in rules.RULES if rule.find(experiment)), "incomplete")
 
 
 def _over_processes(tasks: list[Task], workers: int) -> Iterator[Outcome]:

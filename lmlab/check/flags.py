@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from lmlab import compat
 from lmlab.check.composed import VOCAB, Composed, randomized
 from lmlab.check.rows import Row
 from lmlab.check.small import given
+from lmlab.compat import rules
 from lmlab.config import catalogue, parse, tree
 from lmlab.config.amend import quoted
 from lmlab.config.fields import Field, fields, problem
@@ -168,7 +168,7 @@ def _tried(experiment: Experiment, flag: Flag, watch: Watch) -> str:
 def _refused(flag: Flag, watch: Watch, *experiments: Experiment) -> str:
     """What the first of them that can't be built is told."""
     for experiment in experiments:
-        if wrong := compat.check(experiment):
+        if wrong := rules.check(experiment):
             return wrong[0].message
         built = watch.look(shapes, experiment, flag.group) if flag.group in SHAPES_THE_MODEL else None
         if isinstance(built, str):

@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
-from lmlab import compat
 from lmlab.check.composed import Composed, Rows, gradients, without_dropout
 from lmlab.check.invariants import logits, spread
 from lmlab.check.rows import EXACT, Row, distance, gradient_distance, not_asked
 from lmlab.check.small import given
+from lmlab.compat import rules
 from lmlab.model.transformer import Transformer
 
 FP32, FP32_GRADIENTS = 2e-5, 1e-4
@@ -69,7 +69,7 @@ def backends(c: Composed) -> Row:
     refused: list[str] = []
     for backend in BACKENDS:
         wanted = dataclasses.replace(c.experiment, attn=given(attn, backend=backend, dropout=0.0))
-        (refused if compat.check(wanted) else permitted).append(backend)
+        (refused if rules.check(wanted) else permitted).append(backend)
     asked = _long(c)
     found = {}
     for backend in permitted:

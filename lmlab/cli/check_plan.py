@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from lmlab import compat
 from lmlab.check.composed import VOCAB, T, rows
 from lmlab.check.flags import digest
 from lmlab.check.small import given, small
 from lmlab.cli import plan as planning
 from lmlab.cli.run_one import Share
+from lmlab.compat import rules
 from lmlab.config.tree import Experiment
 from lmlab.data.batches import Batch
 from lmlab.kernels.resolve import resolve
@@ -44,7 +44,7 @@ def trained(experiment: Experiment) -> Any:
     arch, cpu = small(experiment.arch), torch.device("cpu")
     seeds, optim = experiment.seeds(), experiment.optim
     master = build(arch, VOCAB, resolve(experiment.kernels, cpu, torch.float32), seed=seeds["init"], device=cpu)
-    total = compat.steps(experiment) or DEFAULT_STEPS
+    total = rules.steps(experiment) or DEFAULT_STEPS
     schedule = make(experiment.schedule, optim.lr, total)
     lrs = [schedule(step) for step in range(total)]
     stepper = Stepper(Twin(master, torch.float32), make(optim, master), ROWS, optim.clip, seeds["dropout"], cpu)

@@ -51,7 +51,7 @@ def _summary(made: Import) -> dict[str, Any]:
 
 
 def _tell(made: Import, screen: Screen) -> None:
-    from lmlab.compat_model import remarks
+    from lmlab.compat.model import remarks
 
     exp = made.loaded.experiment
     rows = [

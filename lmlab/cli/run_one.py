@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import Screen, count, duration
-from lmlab.compat_model import remarks
+from lmlab.compat.model import remarks
 from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded, Start
 from lmlab.config.tree import Experiment

@@ -117,7 +117,7 @@ class SweepTask:
         from hydra.core.hydra_config import HydraConfig
         from omegaconf import OmegaConf
 
-        from lmlab import compat
+        from lmlab.compat import rules
         from lmlab.config.load import chosen
         from lmlab.config.parse import import_plugins
         from lmlab.config.tree import Experiment
@@ -129,7 +129,7 @@ class SweepTask:
         if not isinstance(experiment, Experiment):
             raise ConfigError("the launcher composed something else than an experiment", "this is a bug")
         overrides = [str(word) for word in HydraConfig.get().overrides.task]
-        raise_all([*value_errors(experiment), *compat.check(experiment)])
+        raise_all([*value_errors(experiment), *rules.check(experiment)])
         return Loaded(experiment, overrides, chosen(HydraConfig.get().runtime.choices), sources)
 
     def _failed(self, one: Member, error: str, trace: str = "") -> Outcome:

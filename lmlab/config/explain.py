@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmlab import compat
+from lmlab.compat import rules
 from lmlab.config import catalogue
 from lmlab.config.catalogue import PRESET, Entry, entries, keys_named, possible_fields
 from lmlab.config.fields import fields, problem, show
@@ -45,7 +45,7 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
     found += wrong
     if not wrong:
         bad = [f"`{o.key}`" for o in values if o not in fine]  # at their defaults now: say nothing of them
-        found += [e for e in compat.check(experiment) if not any(key in e.message for key in bad)]
+        found += [e for e in rules.check(experiment) if not any(key in e.message for key in bad)]
     return found if found or error is None else [_reason(error, "the configuration")]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmlab import compat
+from lmlab.compat import rules
 from lmlab.config import catalogue, parse
 from lmlab.config.fields import fields, problem, walk
 from lmlab.config.parse import Override
@@ -67,7 +67,7 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None) -> Loaded:
             problems = _explain(words, composer, error)
         else:
             problems = [*value_errors(experiment, words)]
-            problems = _explain(words, composer) if problems else [*compat.check(experiment)]
+            problems = _explain(words, composer) if problems else [*rules.check(experiment)]
     else:
         problems += [e for e in _explain(words, composer) if not plugin_errors or not _about_part(e)]
     raise_all(problems)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmlab import compat
+from lmlab.compat import rules
 from lmlab.config import catalogue, parse
 from lmlab.config.identity import config_hash, slug, to_dict
 from lmlab.config.load import Composer, Loaded, chosen, value_errors
@@ -116,7 +116,7 @@ class _Copies:
             experiment, choices = self._fast(point)
         except Exception:
             return self._slow(point)
-        if value_errors(experiment, point) or [*compat.check(experiment)]:
+        if value_errors(experiment, point) or [*rules.check(experiment)]:
             return self._slow(point)
         return Loaded(experiment, [o.typed for o in point], choices, sources)
 

@@ -2,7 +2,7 @@
 
 Pure functions on state dicts; on meta tensors they tell what would be done. Nothing of the source is dropped and
 nothing is left to chance: a tensor that no rule makes is an error. What may differ at all is decided before, by
-lmlab/compat_start.py.
+lmlab/compat/start.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.compat_start import check_start
+from lmlab.compat.start import check_start
 from lmlab.config.load import load
 from lmlab.errors import RunError
 from lmlab.kernels.resolve import resolve

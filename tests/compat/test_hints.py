@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from lmlab.check.flags import changed
-from lmlab.compat import RULES
+from lmlab.compat.rules import RULES
 from lmlab.config import parse
 from lmlab.config.catalogue import entries
 from lmlab.config.fields import fields, problem
 from lmlab.config.load import load
 from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import Errors, LmlabError
-from tests.test_compat import MORE
+from tests.compat.test_rules import MORE
 
 WORD = re.compile(r"[a-z_]+(?:\.\w+)?=[^\s;:]+")
 LINES = [

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from lmlab import compat_model as parts
-from lmlab import compat_pos as pos
-from lmlab.compat_pos import Wrong
+from lmlab.compat import model as parts
+from lmlab.compat import pos
+from lmlab.compat.pos import Wrong
 from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
 from lmlab.errors import ConfigError, listed
 from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, ScalingSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lmlab import compat
-from lmlab.compat import RULES, check, steps
-from lmlab.compat_model import remarks
+from lmlab.compat import rules
+from lmlab.compat.model import remarks
+from lmlab.compat.rules import RULES, check, steps
 from lmlab.config.catalogue import PRESET, entries
 from lmlab.config.load import load
 from lmlab.config.tree import GROUPS, Experiment
@@ -77,7 +77,7 @@ def test_every_row_has_its_own_name_and_is_tested() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_the_example_of_a_row_is_refused_by_that_row(rule: compat.Rule) -> None:
+def test_the_example_of_a_row_is_refused_by_that_row(rule: rules.Rule) -> None:
     with pytest.raises(LmlabError) as caught:
         load(rule.example.split())
     assert isinstance(caught.value, ConfigError), f"one error and no other: {caught.value}"
@@ -302,5 +302,5 @@ def test_a_part_that_lacks_what_its_group_needs(group: str, message: str) -> Non
 
 
 def test_compat_is_torch_free() -> None:
-    text = Path(compat.__file__).read_text()
+    text = Path(rules.__file__).read_text()
     assert "import torch" not in text

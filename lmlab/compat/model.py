@@ -1,14 +1,14 @@
 """What norms, the ffn and attention do not go together with: finders behind compat.py's rows on the model. Torch-free.
 
 Each takes an experiment and returns (message, hint), or None when it finds nothing wrong. `remarks` says what is
-allowed and yet should be known before training. Positions and sizes are in compat_pos.py.
+allowed and yet should be known before training. Positions and sizes are in pos.py beside it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmlab.compat_pos import Wrong, farthest, heads_split_width, sizes_fit, with_fields
+from lmlab.compat.pos import Wrong, farthest, heads_split_width, sizes_fit, with_fields
 from lmlab.model.spec import (
     GQA,
     T5,
