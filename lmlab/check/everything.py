@@ -1,9 +1,9 @@
 """Every option of every model group, every pair of options of two groups, and every choice of a field beside every
 option, each with its rows, over processes.
 
-Each option is composed once; the rest is put together from parts. What a row of lmlab/compat/rules.py refuses is counted
-with that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a choice of a
-field those that stand before a training, and the cache.
+Each option is composed once; the rest is put together from parts. What a row of lmlab/compat/rules.py refuses is
+counted with that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a
+choice of a field those that stand before a training, and the cache.
 """
 
 from __future__ import annotations
