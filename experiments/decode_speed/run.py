@@ -8,11 +8,14 @@ The same weights on both sides: a model of the default's size is exported and re
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as lmlab's command line sets it, for all of them
 
 import torch
 

@@ -63,7 +63,8 @@ class SoftmaxAttention(nn.Module):
     def prepare(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor, dtype: torch.dtype) -> View:
         """Mask, window and positions as the backend wants them."""
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
-        mask = mask if self.window is None or self.window >= S else mask & window(self.window)
+        if self.window is not None and self.window < S and not mask.windowed:
+            mask = mask & window(self.window)
         tables = tables if self.has_positions else PosTables()
         scores = mask.scores(
             positions=(shared_row(q_pos_BT), shared_row(k_pos_BS)) if tables.biased else None,

@@ -172,22 +172,21 @@ class Layout:
         return self._valid.append(valid_BT[..., None, None], self.plan)[..., 0, 0]
 
     def _mask(self, positions_BT: Tensor, valid_BS: Optional[Tensor]) -> Mask:
-        """By the keys' order, except for a single query: it sees all that is kept, in whatever order it lies."""
+        """By the keys' order, except for a single query: it sees all that is kept, in whatever order it lies. A layer
+        with a window of its own adds nothing: what is kept is within it, or a sink."""
         T, S = positions_BT.shape[1], self.k_pos_BS.shape[1]
         if T == 1:
-            if self.tokens_B1 is None or self.window is None or valid_BS is None:
-                return Mask(valid_BS=valid_BS)
-            near = self.k_pos_BS > positions_BT - self.window  # before the ring lie more than the sinks of some rows
-            return Mask(valid_BS=valid_BS & (near | (self.k_pos_BS < self.sinks)))
+            if self.tokens_B1 is not None and self.window is not None and valid_BS is not None:
+                near = self.k_pos_BS > positions_BT - self.window  # before the ring lie more than some rows' sinks
+                valid_BS = valid_BS & (near | (self.k_pos_BS < self.sinks))
+            return Mask(windowed=True, valid_BS=valid_BS)
         if self.window is None or self.window >= S:
-            return Mask(causal=True, valid_BS=valid_BS)
+            return Mask(windowed=True, causal=True, valid_BS=valid_BS)
         kept_BS = None
         if self.sinks:
-            before_ring = torch.arange(S, device=self.k_pos_BS.device) < (
-                S if self.ring_from is None else self.ring_from
-            )
-            kept_BS = (self.k_pos_BS < self.sinks) & before_ring
-        return Mask(causal=True, window=self.window, valid_BS=valid_BS, kept_BS=kept_BS)
+            slot = torch.arange(S, device=self.k_pos_BS.device)
+            kept_BS = (self.k_pos_BS < self.sinks) & (slot < (S if self.ring_from is None else self.ring_from))
+        return Mask(windowed=True, causal=True, window=self.window, valid_BS=valid_BS, kept_BS=kept_BS)
 
     def repeat(self, n: int) -> None:
         for kept in (self._positions, self._valid):

@@ -30,6 +30,7 @@ class Mask:
     documents: Optional[tuple[Tensor, Tensor]] = None  # ids (B, T) of the queries, (B, S) of the keys
     valid_BS: Optional[Tensor] = None  # False = padding
     kept_BS: Optional[Tensor] = None  # keys that no window hides
+    windowed: bool = False  # the layer's window is in it already; the keys need not lie in order
 
     def __and__(self, other: Mask) -> Mask:
         return Mask(
@@ -38,11 +39,12 @@ class Mask:
             documents=_either(self.documents, other.documents),
             valid_BS=_both(self.valid_BS, other.valid_BS),
             kept_BS=_both(self.kept_BS, other.kept_BS),
+            windowed=self.windowed or other.windowed,
         )
 
     def scores(self, **more: Any) -> Scores:
         """What the backends render, with what positions and the layer add (lmlab/kernels/scores.py)."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in Scores._fields}
         return Scores(**own, **more)
 
     def lengths(self) -> Optional[Tensor]:

@@ -23,6 +23,7 @@ ATTN: dict[str, Any] = {
     "mha": "mha",
     "mqa": "mqa",
     "gqa, windows": ("gqa", {"n_kv_heads": 2, "window": W, "qk_norm": "head", "bias_qkv": True}),
+    "wide windows": ("mha", {"window": 3 * W}),  # wider than what sinks and window of a kind keep
     "windows and whole, NoPE": ("mha", {"window": W, "pattern": "SL", "nope_every_n_layers": 2}),
     "softcap": ("gqa", {"softcap": 20.0, "scale": 0.3}),
     "shaped, no projections": ("mha", {"weights": "shaped", "v_proj": "none", "o_proj": "none"}),
@@ -66,13 +67,14 @@ def chunked(net: Transformer, tokens: Tensor, positions: Tensor, size: int, kind
 
 @torch.no_grad()
 def whole(net: Transformer, tokens: Tensor, positions: Tensor, kind: CacheKind) -> Tensor:
-    """The logits by whole rows, with the mask that the kind stands for written out: on layers without a window."""
+    """The logits by whole rows, with the mask that the kind stands for written out, where no narrower window is."""
     kept = (positions < kind.sinks)[:1]
     masks = {False: Mask(causal=True, window=kind.window, kept_BS=kept if kind.sinks else None), True: CAUSAL}
     x = net.embedded(tokens, positions, None)
     views = {own: net.views(mask, positions, x.dtype, asked_length(net, T)) for own, mask in masks.items()}
     for layer, block in enumerate(net.blocks):
-        x = block(x, views[block.attn.window is not None][layer])[0]
+        own, most = block.attn.window, (kind.window or T) + kind.sinks
+        x = block(x, views[own is not None and own <= most][layer])[0]
     return net.logits(x if net.norm is None else net.norm(x))
 
 
@@ -110,7 +112,7 @@ def test_every_block_hands_the_cache_on(block):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attn", ["mha", "gqa, windows", "mla"])
+@pytest.mark.parametrize("attn", ["mha", "gqa, windows", "wide windows", "mla"])
 @pytest.mark.parametrize("pos", ["rope", "alibi", "t5", "learned"])
 def test_padded_batch_is_each_row_alone(kind, attn, pos):
     net, pads = made(attn, pos), torch.tensor([0, 5, 11])[:, None]
