@@ -92,7 +92,7 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert next(f for f in attn["fields"] if f["key"] == "attn.n_kv_heads") == {
         "key": "attn.n_kv_heads",
         "default": None,
-        "takes": "a whole number ≥ 1 or null",
+        "takes": "a whole number ≥ 1 and ≤ 10000 or null",
         "help": "key/value heads; null = n_heads / 2",
         "choices": [],
         "only": ["gqa", "qwen3"],
