@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ def start_child(overrides: list[str], prepare: Callable[[], None] | None = None,
     process = multiprocessing.get_context("fork").Process(target=_child, args=(overrides, prepare, flags))
     process.start()
     return process
+
+
+def few_documents(folder: Path) -> list[str]:
+    """Words for a corpus of forty short documents, which are written into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(40):
+        (folder / f"{n}.txt").write_text(f"Document {n} says that {n} and {n + 1} make {2 * n + 1}. " * 8)
+    return ["data=text", f"data.files=['{folder}/*.txt']", "data.val_frac=0.2"]
 
 
 @pytest.fixture

@@ -10,26 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from lmlab.cli.app import make_app
-from tests.cli.conftest import run_here
+from tests.cli.conftest import few_documents, run_here
 
-SMALL = "tokenizer=byte model=nano model.n_layers=2 model.seq_len=32 train.batch_tokens=128 train.max_steps=2"
-PLAIN = "wandb.mode=disabled train.eval_tokens=128 train.precision=fp32"
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    for n in range(40):
-        (folder / f"{n}.txt").write_text(f"Document {n} says that {n} and {n + 1} make {2 * n + 1}. " * 8)
-    return folder
+SMALL = "tokenizer=byte model=nano model.n_layers=2 model.seq_len=32 train.batch_tokens=128"
+SMALL += " wandb.mode=disabled train.eval_tokens=128 train.precision=fp32"
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Path) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that has learned a little, so that what it sees matters."""
-    words = [*SMALL.split(), *PLAIN.split(), f"paths.runs={corpus / 'runs'}", "data=text", "train.max_steps=40"]
-    words = [w for w in words if w != "train.max_steps=2"]
-    path: Path = run_here([*words, f"data.files=['{corpus}/*.txt']", "data.val_frac=0.2"]).path
+    folder = tmp_path_factory.mktemp("cached")
+    words = [*SMALL.split(), *few_documents(folder / "data"), f"paths.runs={folder}", "train.max_steps=40"]
+    path: Path = run_here(words).path
     return path
 
 
@@ -59,7 +51,7 @@ def test_each_kind_has_its_cost(run):
     assert table[2].split()[0] == "full"
 
 
-def test_a_window_of_its_own_is_what_a_cache_of_it_gives(run, corpus):
+def test_a_window_of_its_own_is_what_a_cache_of_it_gives(run):
     """The loss by a cache of window 4 is that of the same weights with windows of 4 in every layer."""
     import torch
 
@@ -99,7 +91,7 @@ def test_wrong_kinds_are_told_all_at_once(run, words, messages):
 
 
 def test_a_window_wider_than_every_layers_own_is_refused(tmp_path):
-    words = [*SMALL.split(), *PLAIN.split(), "attn.window=8", f"paths.runs={tmp_path}"]
-    path = run_here(words).path
+    words = [*SMALL.split(), *few_documents(tmp_path / "data"), "attn.window=8", "train.max_steps=1"]
+    path = run_here([*words, f"paths.runs={tmp_path}"]).path
     assert "no layer keeps more than its window of 8" in str(call(str(path), "--cache", "window:8").exception)
     assert call(str(path), "--cache", "window:4").exit_code == 0
