@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from lmlab.interop.family import Family
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+READ = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 AGAIN = "bring the file back from where the model came from"
 
 
@@ -47,19 +48,22 @@ class Weights:
         return tuple(self._handle(file).get_slice(own).get_shape())
 
     def tensor(self, name: str) -> Tensor:
-        """fp32. Raises RunError for a tensor that is damaged or holds no floating-point numbers."""
+        """fp32. Raises RunError for a tensor that is damaged, quantised, or holds what is no number."""
         file, own = self.places[name]
         try:
             found: Tensor = self._handle(file).get_tensor(own)
         except Exception as error:
             raise RunError(f"`{own}` in {file} can't be read: {error}", AGAIN) from error
-        if not found.is_floating_point():
+        if found.dtype not in READ:
             kind = str(found.dtype).removeprefix("torch.")
             raise RunError(
                 f"`{own}` in {file.name} is {kind}: quantised weights", "import the model that was quantised"
             )
         self.dtypes.add(str(found.dtype).removeprefix("torch."))
-        return found.to(torch.float32)
+        wide = found.to(torch.float32)
+        if not wide.isfinite().all():
+            raise RunError(f"`{own}` in {file} has values that are NaN or infinite as float32", AGAIN)
+        return wide
 
     def _handle(self, file: Path) -> Any:
         if file not in self._open:
@@ -78,12 +82,30 @@ def opened(file: Path) -> Any:
 
 
 def weights_of(folder: Path, family: Family) -> Weights:
-    """Every tensor's place. Raises RunError: no safetensors, a missing shard, a damaged file."""
+    """Every tensor's place. Raises RunError: no safetensors, a missing shard, a damaged file, a tensor that is there
+    twice or that the index alone knows."""
     places: dict[str, tuple[Path, str]] = {}
     for file in files(folder):
         with opened(file) as content:
-            places |= {name: (file, name) for name in content.keys()}  # noqa: SIM118  # no dict
-    return Weights(folder, dict(_whole_names(places, family)))
+            for name in content.keys():  # noqa: SIM118  # no dict
+                if name in places:
+                    raise RunError(f"`{name}` is in {places[name][0].name} and in {file.name} of {folder}", AGAIN)
+                places[name] = (file, name)
+    if not (folder / WHOLE).is_file():
+        _refuse_unkept_index(folder, places, family)
+    whole: dict[str, tuple[Path, str]] = {}
+    for name, place in _whole_names(places, family):
+        if name in whole:
+            text = f"{folder} has `{place[1]}` and `{whole[name][1]}`, which are one tensor of {family.cls}"
+            raise RunError(text, "take the one out that the model does not use")
+        whole[name] = place
+    return Weights(folder, whole)
+
+
+def _refuse_unkept_index(folder: Path, places: Mapping[str, tuple[Path, str]], family: Family) -> None:
+    for name, file in _index(folder).items():
+        if not skipped(name, family) and places.get(name) != (folder / file, name):
+            raise RunError(f"{folder / INDEX} says that `{name}` is in {file}, and it is not", AGAIN)
 
 
 def _whole_names(places: dict[str, tuple[Path, str]], family: Family) -> Iterator[tuple[str, tuple[Path, str]]]:
@@ -97,11 +119,11 @@ def _whole_names(places: dict[str, tuple[Path, str]], family: Family) -> Iterato
 
 
 def files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards that the index names."""
-    if (folder / INDEX).is_file():
-        return _shards(folder)
+    """model.safetensors, else the shards that the index names: transformers' order, where a folder has both."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in sorted(set(_index(folder).values()))]
     pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
     if pickles:
         raise RunError(
@@ -111,17 +133,19 @@ def files(folder: Path) -> list[Path]:
     raise RunError(f"{folder} has no {WHOLE} and no {INDEX}", "give a folder that save_pretrained wrote")
 
 
-def _shards(folder: Path) -> list[Path]:
+def _index(folder: Path) -> dict[str, str]:
+    """Which file holds which tensor; all of the files are there."""
     file = folder / INDEX
     try:
-        names = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        found = dict(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
+        names = sorted(set(found.values()))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} can't be read: {error}", AGAIN) from error
     if odd := [n for n in names if not isinstance(n, str) or Path(n).name != n]:
         raise RunError(f"{file} names {odd[0]}, which is no file of the folder", AGAIN)
     if missing := [n for n in names if not (folder / n).is_file()]:
         raise RunError(f"{folder} lacks {listed(missing)}, which its index names", AGAIN)
-    return [folder / n for n in names]
+    return found
 
 
 def skipped(name: str, family: Family) -> bool:

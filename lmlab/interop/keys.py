@@ -21,7 +21,7 @@ HARMLESS = frozenset(
     (
         "architectures auto_map model_type torch_dtype dtype transformers_version use_cache vocab_size tokenizer_class "
         "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id eos_token prefix "
-        "initializer_range initializer_factor init_std max_position_embeddings original_max_position_embeddings "
+        "initializer_range initializer_factor init_std max_position_embeddings "
         "attn_implementation _attn_implementation _attn_implementation_autoset _name_or_path _commit_hash "
         "attention_dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob classifier_dropout "
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout num_labels "
@@ -79,15 +79,15 @@ class Keys:
     def refuse_unknown(self, harmless: Iterable[str] = ()) -> None:
         """Raises ConfigError for each key of the file that nobody asked for and that says something."""
         aliases, default = getattr(self.config, "attribute_map", {}), _defaults(type(self.config))
-        known = HARMLESS | set(harmless) | self.asked
+        if self.raw.get("is_causal", True) is not True:  # masks are made by it in every family; no class names it
+            raise refused("is_causal", self.raw["is_causal"], "only true: a token sees none that follow it")
+        known = HARMLESS | {"is_causal"} | set(harmless) | self.asked
         known |= {alias for alias, key in aliases.items() if key in known}
         for key, value in self.raw.items():
-            said = value is not None and value is not False and value != default.get(aliases.get(key, key), _NOTHING)
-            if key not in known and said:
+            otherwise = default.get(aliases.get(key, key))
+            nothing = value == otherwise or (value in (None, False) and otherwise in (None, False))
+            if key not in known and not nothing:
                 raise refused(key, value, "it is not known to this family")
-
-
-_NOTHING = object()
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

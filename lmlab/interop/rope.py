@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lmlab.config.fields import show
 from lmlab.interop.keys import Keys, refused
 from lmlab.model.spec import PI, Arch, DynamicNTK, Llama3, Rope, YaRN
 
 Words = dict[str, Any]
+ORIGINAL = "original_max_position_embeddings"
 SHARED = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 OWN: dict[str, set[str]] = {
     "default": set(),
@@ -66,7 +68,8 @@ def _scaling(kind: str, said: Mapping[str, Any], keys: Keys, whole_score: bool) 
     if kind == "default":
         return {"rope_scaling": "none"}
     longest = keys.whole("max_position_embeddings")
-    original = said.get("original_max_position_embeddings") or longest
+    original = said.get(ORIGINAL) or longest
+    _refuse_other_original(kind, original, keys)
     factor = number(said, "factor", longest / number({"original": original}, "original") if kind == "yarn" else None)
     found: Words = {"rope_scaling.factor": factor}
     if kind == "linear":
@@ -86,6 +89,14 @@ def _scaling(kind: str, said: Mapping[str, Any], keys: Keys, whole_score: bool) 
     if not math.isclose(magnitude, own_magnitude(factor), rel_tol=1e-12):
         found["rope_scaling.attention_factor"] = magnitude
     return {"rope_scaling": "yarn"} | found
+
+
+def _refuse_other_original(kind: str, original: Any, keys: Keys) -> None:
+    """Beside rope_parameters the key takes precedence in transformers, once a model is built; not in every version."""
+    keys.get(ORIGINAL)
+    beside = keys.raw.get(ORIGINAL, original)
+    if kind in ("yarn", "llama3") and beside != original:
+        raise refused(ORIGINAL, beside, f"rope_parameters counts from {show(original)}: say it there")
 
 
 def number(said: Mapping[str, Any], key: str, otherwise: float | None = None) -> float:

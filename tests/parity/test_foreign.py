@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmlab.cli import app
-from lmlab.errors import LmlabError
+from lmlab.errors import ConfigError, LmlabError
 from lmlab.interop.importing import composed, describe
+from lmlab.interop.keys import Keys
 from lmlab.interop.source import Source
+from tests.composed import close
 from tests.interop.made import tokenizer_folder
-from tests.parity.folders import CASES, edited, model_of, ours, run_of, saved
+from tests.parity.folders import CASES, LLAMA3, edited, logits, model_of, ours, run_of, saved
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
 WHOLE = "model.safetensors"
@@ -30,7 +32,7 @@ WHOLE = "model.safetensors"
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One sound folder of each kind that is damaged here."""
     root = tmp_path_factory.mktemp("sound")
-    nets = {name: model_of(*CASES[name])[1] for name in ("llama", "gpt2", "deepseek", "qwen3")}
+    nets = {name: model_of(*CASES[name])[1] for name in ("llama", "gpt2", "deepseek", "qwen3", "neox")}
     found = {name: saved(root / name, net) for name, net in nets.items()}
     found["shards"] = saved(root / "shards", nets["llama"], max_shard_size="100KB")
     return found
@@ -40,6 +42,11 @@ def retensored(folder: Path, change: Any) -> None:
     tensors = load_file(folder / WHOLE)
     change(tensors)
     save_file(tensors, folder / WHOLE, {"format": "pt"})
+
+
+def raw_edit(folder: Path, key: str, value: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
 
 
 def cut(file: Path, share: float) -> None:
@@ -82,8 +89,36 @@ def integers(t: dict[str, torch.Tensor]) -> None:
     t["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
 
 
+def filled(value: float) -> Any:
+    """One element of a weight."""
+    return lambda f: retensored(f, lambda t: t["model.layers.1.mlp.down_proj.weight"].view(-1)[7:8].fill_(value))
+
+
+def retyped(dtype: torch.dtype) -> Any:
+    name = "model.layers.1.mlp.down_proj.weight"
+    return lambda f: retensored(f, lambda t: t.update({name: t[name].to(dtype)}))
+
+
+def two_heads(t: dict[str, torch.Tensor]) -> None:
+    t["lm_head.weight" if "embed_out.weight" in t else "embed_out.weight"] = torch.zeros(272, 64)
+
+
+def in_two_shards(folder: Path) -> None:
+    """The first tensor of the first shard, with other numbers, in the last one as well."""
+    first, last = min(folder.glob("model-*.safetensors")), last_shard(folder)
+    name, tensor = min(load_file(first).items())
+    save_file(load_file(last) | {name: tensor + 1}, last, {"format": "pt"})
+
+
+def of_no_shard(folder: Path) -> None:
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["model.layers.0.mlp.extra.weight"] = last_shard(folder).name
+    file.write_text(json.dumps(index))
+
+
 def scaled(kind: str, **more: Any) -> Any:
-    return lambda f: edited(f, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **more})
+    return lambda f: edited(f, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0} | more)
 
 
 DAMAGED: dict[str, tuple[str, Any, str, str]] = {
@@ -122,6 +157,55 @@ DAMAGED: dict[str, tuple[str, Any, str, str]] = {
         lambda f: edited(f, tie_word_embeddings=True),
         "`lm_head.weight` differs from `model.embed_tokens.weight`",
         "tie_word_embeddings to false",
+    ),
+    "a weight that is no number": (
+        "llama",
+        filled(float("nan")),
+        "`model.layers.1.mlp.down_proj.weight` in ",
+        "bring the file back",
+    ),
+    "an infinite weight": ("llama", filled(float("inf")), "that are NaN or infinite", "bring the file back"),
+    "a weight that float32 can't hold": (
+        "llama",
+        lambda f: (retyped(torch.float64)(f), filled(1e300)(f)),
+        "that are NaN or infinite",
+        "bring the file back",
+    ),
+    "float8 without its scales": (
+        "llama",
+        retyped(torch.float8_e4m3fn),
+        "is float8_e4m3fn: quantised",
+        "was quantised",
+    ),
+    "a head by two names": ("neox", lambda f: retensored(f, two_heads), "which are one tensor of GPTNeoX", "take the"),
+    "a tensor in two shards": ("shards", in_two_shards, "` is in model-00001", "bring the file back"),
+    "a tensor of the index alone": (
+        "shards",
+        of_no_shard,
+        "says that `model.layers.0.mlp.extra.weight` is in model-",
+        "bring the file back",
+    ),
+    "not causal": ("llama", lambda f: edited(f, is_causal=False), "`is_causal` of config.json is false", "lmlab's"),
+    "causal by nothing": (
+        "llama",
+        lambda f: raw_edit(f, "is_causal", None),
+        "`is_causal` of config.json is null",
+        "lmlab's",
+    ),
+    "llama3 by another length beside": (
+        "llama",
+        lambda f: edited(
+            scaled("llama3", **LLAMA3 | {"original_max_position_embeddings": 20})(f),
+            original_max_position_embeddings=16,
+        ),
+        "`original_max_position_embeddings` of config.json is 16",
+        "lmlab's parts",
+    ),
+    "yarn by a length beside": (
+        "llama",
+        lambda f: edited(scaled("yarn")(f), original_max_position_embeddings=16),
+        "`original_max_position_embeddings` of config.json is 16",
+        "lmlab's parts",
     ),
     "pickle alone": ("llama", pickled, "pytorch_model.bin only: such files can run code", "save_pretrained"),
     "no weights": ("llama", lambda f: (f / WHOLE).unlink(), f"has no {WHOLE}", "save_pretrained"),
@@ -269,6 +353,39 @@ def test_buffers_of_old_versions_are_passed_over(sound, tmp_path):
     retensored(folder, lambda t: t.update(mask | {"transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}))
     state, other = (ours(run_of(f, tmp_path / "runs")).state_dict() for f in (folder, sound["gpt2"]))
     assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_of_a_whole_file_and_an_index_the_file_is_the_model(sound, tmp_path):
+    """transformers reads it first; the shards are what an older save left."""
+    folder = tmp_path / "both"
+    shutil.copytree(sound["shards"], folder)
+    retensors = {name: tensor + 1 for name, tensor in load_file(sound["llama"] / WHOLE).items()}
+    save_file(retensors, folder / WHOLE, {"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.arange(20)[None]
+    close(logits(ours(run_of(folder, tmp_path / "runs"), torch.float32), tokens), logits(theirs, tokens), 1e-4)
+
+
+def test_the_same_length_beside_the_rotation_says_nothing_else(sound, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(sound["llama"], folder)
+    edited(scaled("llama3", factor=8.0, **LLAMA3)(folder), original_max_position_embeddings=16)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.arange(48)[None]
+    close(logits(ours(run_of(folder, tmp_path / "runs"), torch.float32), tokens), logits(theirs, tokens), 1e-4)
+
+
+def test_a_false_of_the_class_is_no_news_and_another_is():
+    """False is taken as nothing only where the class means nothing by leaving it out."""
+    for value, default, refused in ((False, True, True), (False, None, False), (None, 3, True), (False, False, False)):
+        config = type("C", (), {"to_dict": lambda self, d=default: {"odd": d}})()
+        keys = Keys(config, {"odd": value})
+        with pytest.raises(ConfigError) if refused else contextlib.nullcontext():
+            keys.refuse_unknown()
+    for value in (True, False):
+        keys = Keys(config, {"is_causal": value})
+        with contextlib.nullcontext() if value else pytest.raises(ConfigError, match="is_causal"):
+            keys.refuse_unknown()
 
 
 def test_both_ways_of_storing_a_tied_head_and_bare_names(sound, tmp_path):
