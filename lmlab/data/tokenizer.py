@@ -23,6 +23,7 @@ from lmlab.errors import DataError
 NAMES = ("tokenizer.json", "lmlab.json")
 PIECE_CHARS = 1 << 16
 BPE_TRAIN_CHARS = 1 << 30  # what training reads at most: memory and minutes grow, merges hardly change
+USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # where the settings name none
 BREAK = re.compile(r"(?<=[\w.,;:!?])(?=[ \n])")
 
 
@@ -169,11 +170,12 @@ def load_hf(spec: Any, texts: Iterable[str] = ()) -> Tokenizer:
 
 
 def hf_tokenizer(text: str, config: dict[str, Any], where: str) -> Tokenizer:
-    """From the text of a tokenizer.json and what tokenizer_config.json and its like say."""
+    """From the text of a tokenizer.json and what tokenizer_config.json and its like say. Raises DataError."""
+    named = _named_end(config, where)
     try:
         content = json.loads(text)
         added = {a["content"]: a for a in content.get("added_tokens") or []}
-        eot_text = _end_of_text(config, added)
+        eot_text = named or next((name for name in USUAL_ENDS if name in added), None)
         if eot_text in added:
             added[eot_text]["special"] = True  # some files leave it plain, and then text would become the id
         content["truncation"] = content["padding"] = None
@@ -186,7 +188,7 @@ def hf_tokenizer(text: str, config: dict[str, Any], where: str) -> Tokenizer:
     if eot is None:
         raise DataError(
             f"`tokenizer.path` {where} has no end-of-text token (special tokens: {', '.join(sorted(added)) or 'none'})",
-            "name one as eos_token in its tokenizer_config.json, or use tokenizer=bpe",
+            "name one as eos_token in its tokenizer_config.json, or another tokenizer as tokenizer.path",
         )
     return Tokenizer(backend, kind="hf", eot=eot, vocab_size=1 + max(backend.get_vocab(True).values()))
 
@@ -268,11 +270,14 @@ def _content(backend: Any, kind: str) -> Any:
     return [written["model"]["vocab"], merges]
 
 
-def _end_of_text(config: dict[str, Any], added: dict[str, Any]) -> str | None:
+def _named_end(config: dict[str, Any], where: str) -> str | None:
+    """The text of the end-of-text token, where the settings name one. Raises DataError."""
     named = config.get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
-    usual = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-    return named or next((name for name in usual if name in added), None)
+    if named is not None and not isinstance(named, str):
+        text = f"`eos_token` in tokenizer_config.json of {where} is {json.dumps(named)}, which is no text"
+        raise DataError(text, "name the token that ends a text there, as it is spelled in tokenizer.json")
+    return named
 
 
 def _bytes_of(backend: Any, vocab_size: int, kind: str) -> list[bytes]:

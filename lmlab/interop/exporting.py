@@ -16,12 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmlab.data.hub import SETTINGS
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import ConfigError, RunError
 from lmlab.interop.families import choose
 from lmlab.interop.folder import WHOLE
 from lmlab.interop.keys import CONFIG
-from lmlab.interop.source import SETTINGS, TOKENIZER
+from lmlab.interop.source import TOKENIZER
 from lmlab.interop.tensors import EMBED, exported
 from lmlab.model.spec import Arch
 from lmlab.runs.files import atomic_write, disk, sync_dir, to_json
@@ -66,7 +67,8 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
     ids |= {"eos_token_id": model.tokenizer.eot}
     head = {"architectures": [found.family.cls], "model_type": found.family.model_type}
     config = head | found.config | ids | {"dtype": dtype, "torch_dtype": dtype}
-    temporary = to.absolute().with_name(f".{to.absolute().name}.tmp-{os.getpid()}")
+    place = Path(os.path.realpath(to))  # a link to a folder stays one
+    temporary = place.with_name(f".{place.name}.tmp-{os.getpid()}")
     with disk(to, "write"):
         try:
             temporary.mkdir(parents=True)
@@ -76,8 +78,8 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
             shutil.copymode(temporary / CONFIG, temporary / WHOLE)  # safetensors leaves it to its owner alone
             (temporary / TOKENIZER).write_text(text, encoding="utf-8")
             _write_json(temporary / SETTINGS[-1], model.settings or _settings(model, end))
-            os.rename(temporary, to)  # over an empty folder, too
-            sync_dir(to.absolute().parent)
+            os.rename(temporary, place)  # over an empty folder, too
+            sync_dir(place.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return Exported(to, found.family.model_type, found.family.cls, sum(t.numel() for t in tensors.values()), dtype)
@@ -86,6 +88,8 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
 def refuse_occupied(to: Path) -> None:
     if to.exists() and not to.is_dir():
         raise RunError(f"`--to` {to} is a file", "name a folder that is empty, or not there yet")
+    if os.path.islink(os.path.realpath(to)):
+        raise RunError(f"`--to` {to} is a link that leads in a circle", "name a folder that is empty, or not there yet")
     if to.is_dir() and any(to.iterdir()):
         raise RunError(f"`--to` {to} is not empty", "name a folder that is empty, or not there yet")
 

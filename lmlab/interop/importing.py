@@ -19,13 +19,14 @@ from lmlab.config.identity import changes, config_hash, to_dict
 from lmlab.config.load import Loaded, load
 from lmlab.config.meaning import FREE, differences, show_value
 from lmlab.config.tree import Experiment
+from lmlab.data.hub import tokenizer_settings
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import ConfigError, LmlabError, raise_all
 from lmlab.interop import families, keys, rope
 from lmlab.interop.families import FAMILIES, Words
 from lmlab.interop.family import Family
 from lmlab.interop.folder import weights_of
-from lmlab.interop.source import Source, located, refuse_other, settings_of, tokenizer_of
+from lmlab.interop.source import Source, located, refuse_other, tokenizer_of
 from lmlab.interop.tensors import imported
 from lmlab.model.spec import Arch
 from lmlab.runs import checkpoint, manifest
@@ -163,7 +164,7 @@ def import_folder(name: str, typed: Sequence[str], command: Sequence[str]) -> Im
         "family": model.family.model_type,
         "dtypes": dtypes,
         "max_position_embeddings": model.longest,
-        "tokenizer_config": settings_of(words_of.folder),
+        "tokenizer_config": tokenizer_settings(words_of.folder),
     }
     _write(made, state, tokenizer, facts, command)
     return made

@@ -124,7 +124,7 @@ def read_raw(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder} has no {CONFIG}", "give a folder that transformers' save_pretrained wrote"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} can't be read: {error}", "bring it back from where the model came from") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} holds no JSON object", "bring it back from where the model came from")

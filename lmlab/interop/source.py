@@ -3,19 +3,16 @@ safetensors files are fetched."""
 
 from __future__ import annotations
 
-import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lmlab.data.hub import NO_NETWORK, NOT_THERE, local_folder
+from lmlab.data.hub import NO_NETWORK, NOT_THERE, local_folder, tokenizer_settings
 from lmlab.data.tokenizer import Tokenizer, hf_tokenizer
 from lmlab.errors import ConfigError, DataError, RunError
 
 PATTERNS = ("*.json", "model.safetensors", "model-*.safetensors")  # some repositories hold the weights once more
-TOKENIZER, SETTINGS = "tokenizer.json", ("special_tokens_map.json", "tokenizer_config.json")
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,6 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 # ---------------------------------------------------------------- its tokenizer
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json and special_tokens_map.json say; what can't be read says nothing."""
-    found: dict[str, Any] = {}
-    for name in SETTINGS:
-        with suppress(OSError, ValueError):
-            found |= json.loads((folder / name).read_text(encoding="utf-8"))
-    return found
-
-
 def tokenizer_of(folder: Path) -> Tokenizer:
     """The folder's own. Raises DataError: no tokenizer.json; nothing is put in its place."""
     file = folder / TOKENIZER
@@ -100,7 +88,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
             "AutoTokenizer.from_pretrained(…).save_pretrained(folder)",
         )
     text = file.read_bytes().decode("utf-8", errors="replace")
-    return hf_tokenizer(text, settings_of(folder), str(folder))
+    return hf_tokenizer(text, tokenizer_settings(folder), str(folder))
 
 
 def refuse_other(tokenizer: Tokenizer, rows: int, where: str) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lmlab.data.hub import tokenizer_files
 from lmlab.data.spec import BPE, Byte
 from lmlab.data.tokenizer import byte_tokenizer, hf_tokenizer, train_bpe
 from lmlab.errors import ConfigError, DataError, RunError
@@ -41,6 +42,38 @@ def test_the_folders_tokenizer_and_no_other(tmp_path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
         tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["5", "[1]", "null", '"x"', "{", "[" * 5000, b"\xff"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_settings_that_are_none_are_told(name, content, tmp_path):
+    tokenizer_folder(tmp_path)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for read in (tokenizer_of, lambda folder: tokenizer_files(str(folder), None)):
+        with pytest.raises(DataError, match=rf"{name} (can't be read|holds no JSON object)"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("end", [5, [EOT], False, {"content": 5}])
+def test_an_end_that_is_no_text(end, tmp_path):
+    (tokenizer_folder(tmp_path) / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    with pytest.raises(DataError, match="`eos_token` in tokenizer_config.json of .* which is no text"):
+        tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize("end", [None, {"content": None}, "", EOT, {"content": EOT}])
+def test_an_end_that_is_named_or_usual(end, tmp_path):
+    (tokenizer_folder(tmp_path) / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert tokenizer_of(tmp_path).eot == 256
+
+
+def test_what_is_proposed_without_an_end_can_be_done(tmp_path):
+    file = tokenizer_folder(tmp_path) / "tokenizer_config.json"
+    file.write_text(json.dumps({"eos_token": "<none>"}))
+    with pytest.raises(DataError, match="has no end-of-text token") as caught:
+        tokenizer_of(tmp_path)
+    assert "tokenizer.path" in caught.value.hint
+    assert "tokenizer=bpe" not in caught.value.hint
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):

@@ -337,6 +337,14 @@ def test_no_value_of_any_key_ends_in_a_traceback(kind, sound, tmp_path):
             composed(describe(Source("there", tmp_path)), [])
 
 
+@pytest.mark.parametrize("depth", [400, 900, 960, 980, 990, 1000, 5000, 200_000])
+def test_config_json_that_nests_deep_is_told(depth, sound, tmp_path):
+    text = (sound["llama"] / "config.json").read_text()
+    (tmp_path / "config.json").write_text(f'{{"odd": {"[" * depth}{"]" * depth}, {text.strip().removeprefix("{")}')
+    with pytest.raises(LmlabError):
+        describe(Source("there", tmp_path))
+
+
 def test_code_in_the_folder_is_not_run(sound, tmp_path):
     folder = tmp_path / "llama"
     shutil.copytree(sound["llama"], folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -188,5 +189,14 @@ def test_where_an_export_may_go(here):
     assert "`--family` is lama" in here.refused(f"export {name} --to x --family lama")
     assert "`--dtype` is float8" in here.refused(f"export {name} --to x --dtype float8")
     assert "takes one RUN" in here.refused(f"export {name} {name} --to x")
-    Path("empty").mkdir()
-    assert "Qwen3ForCausalLM" in here.lmlab(f"export {name} --to empty")
+    Path("loop").symlink_to("loop")
+    assert "`--to` loop is a link that leads in a circle" in here.refused(f"export {name} --to loop")
+    Path("link").symlink_to("empty")
+    for to in ("link", "empty"):
+        Path("empty").mkdir(exist_ok=True)
+        assert f"exported  {to}  Qwen3ForCausalLM" in here.lmlab(f"export {name} --to {to}")
+        assert (Path("empty") / "config.json").is_file()
+        shutil.rmtree("empty")
+    assert "exported  link" in here.lmlab(f"export {name} --to link")
+    assert Path("link").is_symlink()
+    assert {p.name for p in Path().iterdir() if p.name.startswith(".")} == set()
