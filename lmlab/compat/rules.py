@@ -36,10 +36,19 @@ class Rule:
     example: str
 
 
-def check(experiment: Experiment) -> list[ConfigError]:
-    """Every row that the experiment breaks. A part that lacks what its group needs is told alone."""
+# A window that no row of these reaches: of a model that is there already it still acts where more tokens are generated.
+OF_TRAINING = frozenset({"window"})
+
+
+def check(experiment: Experiment, *, imported: bool = False) -> list[ConfigError]:
+    """Every row that the experiment breaks. A part that lacks what its group needs is told alone. imported: a model as
+    others made it, where the rows of OF_TRAINING hold for nobody."""
     incomplete = [ConfigError(*wrong) for wrong in _incomplete(experiment)]
-    return incomplete or [ConfigError(*wrong) for rule in RULES if (wrong := rule.find(experiment))]
+    return incomplete or [
+        ConfigError(*wrong)
+        for rule in RULES
+        if not (imported and rule.id in OF_TRAINING) and (wrong := rule.find(experiment))
+    ]
 
 
 def steps(experiment: Experiment) -> int | None:

@@ -19,7 +19,8 @@ from lmlab.registry import Spec
 def amend(base: Experiment, typed: Sequence[str], *, config_dir: str | None = None) -> Loaded:
     """`base` with the typed overrides; a typed `group=part` replaces the whole part. Raises as `load` does."""
     keys = {o.key for o in parse.read(typed)[0]}
-    loaded = load([*overrides_of(base, keys), *typed], config_dir=config_dir)
+    imported = base.init.source is not None and base.init.run is None
+    loaded = load([*overrides_of(base, keys), *typed], config_dir=config_dir, imported=imported)
     loaded.experiment.init.source = base.init.source
     return loaded
 

@@ -52,8 +52,8 @@ class Loaded:
         return {name: text for name, text in self.plugin_sources.items() if Path(name).stem in modules}
 
 
-def load(overrides: Sequence[str], *, config_dir: str | None = None) -> Loaded:
-    """Compose and check. Raises ConfigError, or Errors with all of them."""
+def load(overrides: Sequence[str], *, config_dir: str | None = None, imported: bool = False) -> Loaded:
+    """Compose and check; imported: as a model that others made. Raises ConfigError, or Errors with all of them."""
     words, errors = parse.read(overrides)
     sources, plugin_errors = _plugins(words, errors)
     user = catalogue.user_conf(config_dir)
@@ -67,7 +67,7 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None) -> Loaded:
             problems = _explain(words, composer, error)
         else:
             problems = [*value_errors(experiment, words)]
-            problems = _explain(words, composer) if problems else [*rules.check(experiment)]
+            problems = _explain(words, composer) if problems else [*rules.check(experiment, imported=imported)]
     else:
         problems += [e for e in _explain(words, composer) if not plugin_errors or not _about_part(e)]
     raise_all(problems)

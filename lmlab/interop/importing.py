@@ -101,7 +101,8 @@ def composed(model: Described, typed: Sequence[str], *, config_dir: str | None =
     raise_all([_not_here(key) for key in given if key in REFUSED])
     words = dict(model.words) | _around(model, {key: o.element() for key, o in given.items() if not o.is_choice})
     own = families.typed({k: v for k, v in words.items() if k not in given})
-    loaded = load([*own, *typed], config_dir=config_dir)
+    raise_all(_beyond_table(words))
+    loaded = load([*own, *typed], config_dir=config_dir, imported=True)
     raise_all(_disagreements(model.arch, loaded.experiment.arch))
     return [*own, *typed], loaded
 
@@ -113,7 +114,7 @@ def _not_here(key: str) -> LmlabError:
 
 def _around(model: Described, given: Mapping[str, Any]) -> Words:
     """Rows that fit the model, steps of whole rows, and the folder's tokenizer."""
-    length = given.get("model.seq_len") or _row_tokens(model)
+    length = given.get("model.seq_len") or min(ROW_TOKENS, model.longest or ROW_TOKENS)
     found: Words = {"model.seq_len": length, "tokenizer": "hf", "tokenizer.path": model.source.path}
     defaults = Train()
     if isinstance(length, int) and length > 0:
@@ -124,11 +125,12 @@ def _around(model: Described, given: Mapping[str, Any]) -> Words:
     return found
 
 
-def _row_tokens(model: Described) -> int:
-    """At most 1024, or what a window needs to leave something out."""
-    length = min(ROW_TOKENS, model.longest or ROW_TOKENS)
-    window = model.words.get("attn.window")
-    return length if window is None or window < length else int(2 ** int(window).bit_length())
+def _beyond_table(words: Words) -> list[LmlabError]:
+    length, table = words["model.seq_len"], words.get("pos.max_len")
+    if table is None or not isinstance(length, int) or length <= table:
+        return []
+    message = f"`model.seq_len` is {length}, and the folder's table of positions has {table} rows"
+    return [ConfigError(message, f"use model.seq_len={table} or less")]
 
 
 def _disagreements(folder: Arch, asked: Arch) -> list[LmlabError]:
@@ -157,7 +159,7 @@ def import_folder(name: str, typed: Sequence[str], command: Sequence[str]) -> Im
     exp.init.source = checkpoint.content_hash(state)
     path = run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or model.source.label)
     made = Import(RunDir(path), words, loaded, model.family.model_type, sum(t.numel() for t in state.values()), dtypes)
-    made.notes = list(_notes(model, tokenizer))
+    made.notes = list(_notes(model, tokenizer, exp))
     facts = {
         "source": model.source.path,
         "commit": model.source.commit,
@@ -180,7 +182,10 @@ def _tokenizer_source(model: Described, exp: Experiment) -> Source:
     return found
 
 
-def _notes(model: Described, tokenizer: Tokenizer) -> Iterator[str]:
+def _notes(model: Described, tokenizer: Tokenizer, exp: Experiment) -> Iterator[str]:
+    window, length = exp.arch.attn.window, exp.model.seq_len
+    if window is not None and window >= length:
+        yield f"attn.window {window} is the folder's: it acts on longer texts than the rows of {length} tokens"
     if "auto_map" in model.raw:
         yield f"config.json names code in its folder (auto_map), which is not run: the model is {model.family.cls}"
     if tokenizer.vocab_size < model.rows:

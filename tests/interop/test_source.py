@@ -57,7 +57,7 @@ def test_settings_that_are_none_are_told(name, content, tmp_path):
 @pytest.mark.parametrize("end", [5, [EOT], False, {"content": 5}])
 def test_an_end_that_is_no_text(end, tmp_path):
     (tokenizer_folder(tmp_path) / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-    with pytest.raises(DataError, match="`eos_token` in tokenizer_config.json of .* which is no text"):
+    with pytest.raises(DataError, match=r"`eos_token` in tokenizer_config\.json of .* which is no text"):
         tokenizer_of(tmp_path)
 
 
