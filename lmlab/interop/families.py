@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmlab.config.amend import quoted
@@ -12,7 +12,7 @@ from lmlab.errors import ConfigError, listed
 from lmlab.interop.family import Family, Words
 from lmlab.interop.gpts import GPTS
 from lmlab.interop.keys import Keys, Refused, transformers_module
-from lmlab.interop.llamas import LLAMAS
+from lmlab.interop.llamas import LLAMAS, PICKED_EPS
 from lmlab.model.spec import Arch, Decoder
 from lmlab.registry import OPTIONS
 
@@ -37,26 +37,72 @@ def arch_of(words: Words) -> Arch:
 
 @dataclass(frozen=True)
 class Written:
-    """An architecture as one family writes it; `lost` is what that does not say."""
+    """An architecture as one family writes it; `lost` is what that does not say.
+
+    own: how many of these were set away from their defaults. whole: whether `lost` is all of it; where transformers or
+    the family refuses the rest unseen, it is not.
+    """
 
     family: Family
     config: dict[str, Any]
     lost: list[str]
+    own: int = 0
+    whole: bool = True
+
+    @property
+    def distance(self) -> tuple[bool, int, int]:
+        return not self.whole, len(self.lost), self.own
+
+
+# What a family refuses whatever else there is; with these in its place the rest can be compared.
+EASED: tuple[tuple[str, str, Any], ...] = (
+    ("pos", "fraction", 1.0),
+    ("model", "tie_embeddings", False),
+    ("norm", "eps", PICKED_EPS),
+)
 
 
 def written(arch: Arch, family: Family, vocab: int, longest: int) -> Written:
     """config.json's keys, read back to see what they say."""
+    config, found = _read_back(arch, family, vocab, longest)
+    near, refusals = arch, []
+    while isinstance(found, str):
+        refusals.append(found)
+        tried = ((other, _read_back(other, family, vocab, longest)[1]) for other in _eased(near))
+        near, found = next(((other, f) for other, f in tried if f != found), (near, None))
+    if found is None:
+        return Written(family, config, refusals, whole=False)
+    lost = differences(near, found)
+    own = len(refusals) + sum(_is_set(near, key) for key, _, _ in lost)
+    return Written(family, config, refusals + [f"`{k}={show_value(v)}`" for k, v, _ in lost], own)
+
+
+def _read_back(arch: Arch, family: Family, vocab: int, longest: int) -> tuple[dict[str, Any], Arch | str]:
+    """(config.json's keys, what they say to whoever imports them, or why they can't be read)."""
     transformers = transformers_module()
     config = family.config(arch, vocab, longest)
     said = {k: v for k, v in config.items() if v is not None or k in ("sliding_window", "q_lora_rank", "rope_scaling")}
     try:
         read = transformers.AutoConfig.for_model(family.model_type, **_copied(said))
-        found = arch_of(family.words(Keys(read, said)))
+        return said, arch_of(family.words(Keys(read, said)))
     except Refused as error:
-        return Written(family, said, [error.said])
+        return said, error.said
     except Exception as error:  # transformers' own validation
-        return Written(family, said, [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"])
-    return Written(family, said, [f"`{k}={show_value(v)}`" for k, v, _ in differences(arch, found)])
+        return said, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+
+
+def _eased(arch: Arch) -> Iterator[Arch]:
+    for part, name, value in EASED:
+        spec = getattr(arch, part)
+        if getattr(spec, name, value) != value:
+            yield replace(arch, **{part: replace(spec, **{name: value})})
+
+
+def _is_set(arch: Arch, key: str) -> bool:
+    """Whether a value is another than the default of its part; a part as a whole always is."""
+    part, _, name = key.partition(".")
+    spec = getattr(arch, part)
+    return not name or (hasattr(spec, name) and getattr(spec, name) != getattr(type(spec)(), name))
 
 
 def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,16 +114,24 @@ def choose(arch: Arch, vocab: int, longest: int, wanted: str | None = None) -> W
     """The first family that says all of it, or the one that is wanted. Raises ConfigError naming what is lost."""
     if wanted is not None and wanted not in FAMILIES:
         raise ConfigError(f"`--family` is {wanted}", f"use one of {', '.join(FAMILIES)}")
-    tried = [written(arch, f, vocab, longest) for f in _asked(wanted)]
-    whole = next((w for w in tried if not w.lost), None)
-    if whole is not None:
-        return whole
-    nearest = min(tried, key=lambda w: len(w.lost))
-    of = f"`--family {wanted}`" if wanted else f"the nearest family, {nearest.family.model_type},"
-    message = f"{of} can't express {listed(nearest.lost, 12)}"
-    hint = "leave --family out: another one may fit" if wanted else "transformers has no class for it that lmlab knows"
-    raise ConfigError(message, hint)
+    asked = written(arch, FAMILIES[wanted], vocab, longest) if wanted is not None else None
+    if asked is not None and not asked.lost:
+        return asked
+    tried = [written(arch, family, vocab, longest) for family in FAMILIES.values()]
+    fitting = [w for w in tried if not w.lost]
+    if fitting and asked is None:
+        return fitting[0]
+    nearest = min(tried, key=lambda w: w.distance)
+    told = f"{nearest.family.model_type}, can't express {_losses(nearest)}"
+    if asked is None:
+        raise ConfigError(f"the nearest family, {told}", "transformers has no class for it that lmlab knows")
+    hint = f"no family of transformers that lmlab knows says all of it: the nearest, {told}"
+    if fitting:
+        hint = f"use --family {fitting[0].family.model_type}, which says all of it"
+    elif nearest.family is asked.family:
+        hint = "no family of transformers that lmlab knows says all of it, and this one is the nearest"
+    raise ConfigError(f"`--family {wanted}` can't express {_losses(asked)}", hint)
 
 
-def _asked(wanted: str | None) -> Sequence[Family]:
-    return list(FAMILIES.values()) if wanted is None else [FAMILIES[wanted]]
+def _losses(found: Written) -> str:
+    return listed(found.lost, 12)

@@ -17,6 +17,7 @@ from lmlab.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from lmlab.errors import ConfigError
 from lmlab.generate.decode import generate
 from lmlab.interop.exporting import export
+from lmlab.interop.families import choose
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model.transformer import build
@@ -192,6 +193,47 @@ def test_what_no_family_can_say_is_named(line, tmp_path):
     assert LOST[line] in caught.value.message
     assert caught.value.hint
     assert not (tmp_path / "hf").exists()
+
+
+NEAREST = {  # what is composed, the family with the fewest losses, the losses
+    "preset=bloom model.embed_norm=false": ("bloom", "`model.embed_norm=false`"),
+    "preset=gemma model.embed_scale=none": ("gemma", "`model.embed_scale=none`"),
+    "norm=layernorm ffn=gelu": ("gpt_neox", "`ffn.bias=false`"),
+    "preset=gpt2 pos=t5": ("gpt2", "`pos=t5`"),
+    "preset=neox attn.softcap=3": ("gpt_neox", "`attn.softcap=3`"),
+    "preset=olmo2 norm.eps=1e-5 attn.softcap=3": (
+        "olmo2",
+        "rms_norm_eps: 1e-05 of its config.json (only 1e-06: the norm of q and k has it too), `attn.softcap=3`",
+    ),
+    "pos.fraction=0.5 attn.bias_o=true": (
+        "llama",
+        "partial_rotary_factor: 0.5 of its config.json (only 1), `attn.bias_o=true`",
+    ),
+}
+
+
+@pytest.mark.parametrize("line", NEAREST)
+def test_the_nearest_family_is_the_one_that_loses_least(line):
+    arch = load([*SMALL.split(), *line.split()]).experiment.arch
+    family, lost = NEAREST[line]
+    with pytest.raises(ConfigError) as caught:
+        choose(arch, 100, 32)
+    assert caught.value.message == f"the nearest family, {family}, can't express {lost}"
+    with pytest.raises(ConfigError) as asked:
+        choose(arch, 100, 32, family)
+    assert asked.value.message == f"`--family {family}` can't express {lost}"
+    assert "this one is the nearest" in asked.value.hint
+    with pytest.raises(ConfigError) as other:
+        choose(arch, 100, 32, "deepseek_v3")
+    assert f"the nearest, {family}, can't express {lost}" in other.value.hint
+
+
+def test_what_is_proposed_for_another_family_can_be_done():
+    arch = load(SMALL.split()).experiment.arch
+    with pytest.raises(ConfigError) as caught:
+        choose(arch, 100, 32, "gpt2")
+    assert caught.value.hint == "use --family llama, which says all of it"
+    assert not choose(arch, 100, 32, "llama").lost
 
 
 def test_a_family_that_is_asked_for(tmp_path):
