@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -53,7 +54,7 @@ def export_run(
     found = resolve(names[0] if names else None, runs_root(words))
     if not names:
         screen.note(f"newest {found.run.state()} run: {found.run.path}")
-    done = export(model_of(found, screen), Path(to).expanduser(), family=family, dtype=dtype)
+    done = export(model_of(found, screen), Path(os.path.expanduser(to)), family=family, dtype=dtype)
     if as_json:
         say(to_json(dataclasses.asdict(done) | {"run": str(found.run.path)}))
     else:

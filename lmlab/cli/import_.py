@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -30,11 +32,13 @@ def import_model(
     Its configuration is translated into lmlab's words, or refused by name where they can't express it; weights are read
     from safetensors only. The run is evaluated and checked like one that was trained here."""
     from lmlab.cli.progress import Screen, say
+    from lmlab.config.parse import KEY
     from lmlab.errors import ConfigError
     from lmlab.interop.importing import import_folder
     from lmlab.runs.files import to_json
 
-    if "=" in source:
+    key, equals, _ = source.partition("=")
+    if equals and KEY.match(key) and not Path(os.path.expanduser(source)).exists():
         raise ConfigError(f"`lmlab import` takes a SOURCE first, not {source}", "lmlab import FOLDER " + source)
     screen = Screen()
     made = import_folder(source, words or [], sys.argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from lmlab.config.load import Loaded, load
 from lmlab.config.tree import Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import Spec
+
+# A backslash is itself, but before what it would guard: OmegaConf's `${`, Hydra's quote.
+INTERPOLATED = re.compile(r"(\\*)\$\{")
+QUOTE = re.compile(r"(\\*)('|\Z)")
 
 
 def amend(base: Experiment, typed: Sequence[str], *, config_dir: str | None = None) -> Loaded:
@@ -68,7 +73,8 @@ def quoted(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        plain = INTERPOLATED.sub(r"\1\1\\${", value)
+        return "'" + QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), plain) + "'"
     if isinstance(value, list):
         return "[" + ",".join(quoted(v) for v in value) + "]"
     return repr(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class HubDataset:
 
 def local_folder(name: str, key: str) -> Path | None:
     """The folder or file that `name` is, None for a name on the hub. Raises DataError for a path with nothing there."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # pathlib's takes ./~x for ~x, and raises where there is no user x
     if path.exists():
         return path.absolute()
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:

@@ -26,7 +26,7 @@ class Source:
     @property
     def label(self) -> str:
         """For the run's directory: the last part of the name."""
-        last = Path(self.name).expanduser().absolute().name if self.commit is None else self.name.rpartition("/")[2]
+        last = self.folder.absolute().name if self.commit is None else self.name.rpartition("/")[2]
         return re.sub(r"[^A-Za-z0-9._+]+", "_", last).strip("_.") or "imported"
 
     @property

@@ -11,6 +11,8 @@ import torch
 
 import lmlab
 from lmlab.cli import app
+from lmlab.config.amend import amend
+from lmlab.opened import experiment_of
 from lmlab.runs.checkpoint import load
 from lmlab.runs.rundir import RunDir
 from tests.composed import close, rows
@@ -149,6 +151,28 @@ def test_what_the_folder_decides_is_not_changed(here):
     assert "the Hugging Face hub can't be reached" in here.refused("import some/model")
     same = here.lmlab(f"import theirs {DATA} norm.eps=1e-6 attn.backend=dense pos.pairing=interleaved --json")
     assert RunDir(json.loads(same)["run"]).config()["pos"]["pairing"] == "interleaved"
+
+
+@pytest.mark.parametrize(
+    "name", ["${oc.env:HOME}", "\\${x}", "a${", "a\\back", "back\\", "a'b\\'", "na=me", "~no one", "a,b", "[x]", "null"]
+)
+def test_a_folder_of_any_name(name, here, place, tmp_path, monkeypatch):
+    """The name is a name, wherever it is read again: nothing in it is replaced, escaped or taken for a key."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "theirs", tmp_path / name)
+    for typed in (name, f"./{name}", str(tmp_path / name)):
+        told = json.loads(here.said(["import", typed, "model.seq_len=32", "--json"]))
+    run = RunDir(told["run"])
+    assert run.config()["tokenizer"]["path"] == str(tmp_path / name) == run.manifest()["imported"]["source"]
+    again = amend(experiment_of(run), ["train.precision=fp32"]).experiment
+    assert again.tokenizer.path == str(tmp_path / name)
+    assert "exported" in here.said(["export", run.name, "--to", f"./~{name}"])
+    assert (tmp_path / f"~{name}" / "config.json").is_file()
+
+
+def test_a_key_in_place_of_a_folder(here):
+    assert "lmlab import FOLDER attn.window=6" in here.refused("import attn.window=6")
+    assert "`SOURCE` ./na=me: no such file or folder" in here.refused("import ./na=me")
 
 
 def test_there_is_nothing_to_go_on_with(here):
