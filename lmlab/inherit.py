@@ -102,8 +102,8 @@ def _start(found: Found, note: Note) -> tuple[Start, Experiment]:
                 f"{run.path} has no checkpoint to start from", f"train it first: `lmlab train --resume {run.name}`"
             )
         path, meta = last
-    refuse_edited(run)
     base = experiment_of(run)
+    refuse_edited(run)
     if hasattr(base.data, "files") and run.manifest().get("cwd") == os.getcwd():
         base.data.files = run.config()["data"]["files"]  # as they were typed here, not by their whole paths
     return Start(run.path, path, meta["step"], meta["content_hash"], base.arch, run.tokenizer_path), base

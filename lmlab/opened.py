@@ -30,11 +30,8 @@ def runs_root(words: Sequence[str]) -> Path:
 def experiment_of(run: RunDir) -> Experiment:
     """What the run trained, its plug-ins imported from the run's own copies."""
     from lmlab.config.identity import from_dict
-    from lmlab.config.parse import import_plugins
-    from lmlab.errors import raise_all
 
-    _, errors = import_plugins([str(path) for path in run.plugins()])
-    raise_all(errors)
+    _import_plugins(run)
     exp = from_dict(run.config())
     exp.plugins = [str(path) for path in run.plugins()]
     exp.paths.runs = str(run.path.parent)
@@ -42,6 +39,15 @@ def experiment_of(run: RunDir) -> Experiment:
     if files and cwd:  # relative names start where the run was started
         exp.data.files = [str(Path(cwd, Path(name).expanduser())) for name in files]  # type: ignore[attr-defined]
     return exp
+
+
+def _import_plugins(run: RunDir) -> None:
+    """The run's own copies, each once per process."""
+    from lmlab.config.parse import import_plugins
+    from lmlab.errors import raise_all
+
+    _, errors = import_plugins([str(path) for path in run.plugins()])
+    raise_all(errors)
 
 
 def refuse_imported(run: RunDir, doing: str) -> None:
@@ -59,6 +65,8 @@ def refuse_edited(run: RunDir) -> None:
     """Raises RunError when config.yaml is not what the run's newest checkpoint was trained with."""
     from lmlab.config.identity import config_hash, from_dict
     from lmlab.runs.meta import read_meta
+
+    _import_plugins(run)  # both name parts that only these know
 
     refs = run.checkpoints()
     if refs and config_hash(from_dict(read_meta(refs[-1].path)["config"])) != config_hash(from_dict(run.config())):

@@ -103,6 +103,6 @@ def _resumed(run: RunDir, words: list[str], config_dir: str | None) -> Loaded:
     from lmlab.opened import experiment_of, refuse_edited, refuse_imported
 
     refuse_imported(run, "resume")
-    experiment = experiment_of(run)  # imports the run's plug-ins
+    experiment = experiment_of(run)
     refuse_edited(run)
     return amend_outside_identity(experiment, words, config_dir=config_dir)

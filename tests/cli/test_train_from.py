@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -284,6 +286,21 @@ def test_parts_of_ones_own_come_from_the_sources_copies(words: list[str], in_tmp
     shutil.rmtree(source.path)
     assert [path.name for path in run.plugins()] == ["from_attn.py"]
     assert lmlab.load(run.path)[0].dims.d_model == 32
+
+
+def test_parts_of_ones_own_are_known_in_a_fresh_process(words: list[str], in_tmp: Path) -> None:
+    from lmlab.cli.new import filled
+
+    Path("fresh_attn.py").write_text(filled("attn.py.txt", "attn", "fresh_attn"))
+    source = RunDir(run_here([*words, "plugins=[fresh_attn.py]", "attn=fresh_attn", "name=source"]).path)
+    Path("fresh_attn.py").unlink()
+    line = [sys.executable, "-m", "lmlab", "train", "--from", source.name, "wandb.mode=disabled", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(Path(json.loads(done.stdout)["run"]))
+    assert hash_at(run, 0) == hash_at(source, 3)
+    opening = f"from lmlab.opened import *; refuse_edited(RunDir(Path({str(run.path.absolute())!r})))"
+    subprocess.run([sys.executable, "-c", opening], check=True)  # in whichever order a caller asks
 
 
 def test_a_scaling_asks_for_the_length_that_was_trained(first: RunDir) -> None:
