@@ -73,7 +73,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
         prepared = prepared_by(exp, tokenizer_of(loaded, resumed), progress)
     path = resumed.path if resumed is not None else run_path(exp)
     if resumed is not None and flags.force:
-        refuse_restart(resumed, exp)
+        refuse_restart(resumed, loaded)
     if resumed is not None and not (flags.force or flags.reuse_stale):
         refuse_stale(resumed, loaded, prepared)
     if exp.name and not path.name.startswith(f"{exp.name}-"):
@@ -143,11 +143,13 @@ def refuse_stale(run: RunDir, loaded: Loaded, prepared: Prepared) -> None:
         )
 
 
-def refuse_restart(run: RunDir, exp: Experiment) -> None:
-    """Raises RunError for a run whose start lies in another: only its own line names that."""
-    if exp.init.source is not None:
+def refuse_restart(run: RunDir, loaded: Loaded) -> None:
+    """Raises RunError for a run that would begin anew without the weights it starts from: only its own line has read
+    them."""
+    init = loaded.experiment.init
+    if init.source is not None and loaded.start is None:
         raise RunError(
-            f"{run.path} starts from the weights of {exp.init.run}, which --resume with --force does not read again",
+            f"{run.path} starts from the weights of {init.run}, which --resume does not read again",
             "give its own command with --force",
         )
 
@@ -168,8 +170,11 @@ def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, 
 
 
 def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> None:
-    """Make the claimed directory ready: set a forced or stale run aside, write what a fresh one starts with."""
+    """Make the claimed directory ready: set a forced or stale run aside, write what a fresh one starts with. Raises
+    RunError, with nothing moved, when what it starts from is not at hand."""
     what = "" if flags.force else " and ".join(changed_since(run, loaded, prepared))
+    if flags.force or (what and not flags.reuse_stale):
+        refuse_restart(run, loaded)
     if flags.force and run.exists():
         screen.note(f"--force: the earlier run is kept as {run.set_aside().path}")
     elif what and flags.reuse_stale:

@@ -377,11 +377,37 @@ def test_two_lines_each(first: RunDir, capsys: pytest.CaptureFixture[str]) -> No
 def test_force_needs_the_source(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["train", "--from", "first", "wandb.mode=disabled", "--json"]
     path = json.loads(called(line, capsys)[1])["run"]
-    status, _, err = called(["train", "--resume", path, "--force"], capsys)
-    assert status == 2
-    assert "give its own command with --force" in err
+    for flags in (["--force"], ["--force", "--reuse-stale"], ["--force", "--dry-run"]):
+        status, _, err = called(["train", "--resume", path, *flags], capsys)
+        assert status == 2
+        assert "give its own command with --force" in err
+        assert (Path(path, "checkpoints").is_dir(), RunDir(Path(path)).state()) == (True, "finished")
+        assert not list(Path("runs").glob("*.old-*"))
     assert json.loads(called([*line, "--force"], capsys)[1])["run"] == path
     assert Path(f"{path}.old-1").is_dir()
+
+
+def test_a_stale_run_is_not_moved_without_its_source(
+    first: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmlab.cli import run_one
+
+    line = ["train", "--from", first.name, "wandb.mode=disabled", "--json"]
+    run = RunDir(Path(json.loads(called(line, capsys)[1])["run"]))
+    run.update_manifest(code_hash="other")
+    first.path.rename(first.path.with_name("put-away"))
+    for words in (["--resume", run.name], ["--resume", run.name, "--force"], line[1:3], [*line[1:3], "--force"]):
+        assert called(["train", *words], capsys)[0] == 2, words
+        assert run.state() == "finished"
+    monkeypatch.setattr(run_one, "refuse_stale", lambda *a: None)  # the code changes just after it was compared
+    status, _, err = called(["train", "--resume", run.name], capsys)
+    assert (status, run.state()) == (2, "finished"), err
+    assert "give its own command with --force" in err
+    assert [path.name for path in Path("runs").glob("*.old-*")] == []
+    assert called(["train", "--resume", run.name, "--reuse-stale"], capsys)[0] == 0
+    Path("runs/put-away").rename(first.path)
+    assert called(line, capsys)[0] == 0
+    assert [path.name for path in Path("runs").glob("*.old-*")] == [f"{run.name}.old-1"]
 
 
 def test_equal_names_are_no_contradiction(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
