@@ -57,6 +57,7 @@ def generate(
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError
     from lmlab.generate.cache_kinds import cache_kind
+    from lmlab.generate.text import continuation
     from lmlab.opened import IMPORTED
     from lmlab.runs.files import to_json
 
@@ -77,13 +78,13 @@ def generate(
     how = {"max_new": max_new, "samples": samples, "kind": kind}
     found = _run(model, tokenizer, texts[0], starts, sampling, streamed=streamed, **how)
     for n, ids in enumerate([] if streamed else found.tokens):
-        text = texts[n // samples]
+        text, new = texts[n // samples], continuation(tokenizer, starts[n // samples], ids)
         if as_json:
             ending = "end of text" if found.ended[n] else "length"
-            own = {"prompt": text, "text": tokenizer.decode(ids), "tokens": len(ids), "ended": ending}
+            own = {"prompt": text, "text": new, "tokens": len(ids), "ended": ending}
             say(to_json({"run": where, "sample": n % samples, **own, **_costs(found, cache)}))
         else:
-            say(("" if n == 0 else "\n") + f"[{n + 1}] {text}{tokenizer.decode(ids)}")
+            say(("" if n == 0 else "\n") + f"[{n + 1}] {text}{new}")
     screen.note(_cost_line(found, cache))
 
 
@@ -197,7 +198,7 @@ def _run(
     from lmlab.generate.sample import unwritable
     from lmlab.generate.text import TextStream
 
-    stream = TextStream(tokenizer)
+    stream = TextStream(tokenizer, starts[0])
 
     def write(ids: list[int]) -> None:
         if ids[0] >= 0:

@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lmlab.cli.app import make_app
+from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import LmlabError
+from lmlab.runs.rundir import RunDir
 from tests.cli.conftest import run_here
+from tests.generate.test_text import llama, sentencepiece_like
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("generate")
     words = "tokenizer=byte model=nano model.n_layers=2 model.seq_len=64 train.batch_tokens=256 train.max_steps=3"
     words += f" train.eval_tokens=256 paths.runs={folder} wandb.mode=disabled"
+    path: Path = run_here(words.split()).path
+    return path
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a tokenizer that spells as Llama's, bytes among its ids."""
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    text, end = sentencepiece_like(llama).as_hf()
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}), encoding="utf-8")
+    words = f"tokenizer=hf tokenizer.path={folder} model=nano model.n_layers=1 model.seq_len=64 train.batch_tokens=256"
+    words += f" train.max_steps=1 train.eval_tokens=256 paths.runs={folder / 'runs'} wandb.mode=disabled"
     path: Path = run_here(words.split()).path
     return path
 
@@ -43,6 +59,33 @@ def test_a_prompt_is_streamed_and_costs_are_told(run):
     assert "prefill 16 tokens" in done.stderr
     assert "decode 8 tokens" in done.stderr
     assert own["cache_bytes"] == 2 * 2 * 128 * 4 * (16 + 9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spaces_and_bytes_of_sentencepiece(sentencepiece_run, seed):
+    words = [str(sentencepiece_run), "--prompt", "Fellow", "--seed", str(seed), "--max-new", "40"]
+    tokenizer = Tokenizer.load(RunDir(sentencepiece_run).tokenizer_path)
+    (own,) = texts(*words)
+    assert call(*words).stdout == f"Fellow{own['text']}\n"
+    made = generated_ids(sentencepiece_run, "Fellow", seed, 40)
+    assert own["text"] == tokenizer.decode([*tokenizer.encode("Fellow"), *made]).removeprefix("Fellow")
+    assert any(tokenizer.decode([i]) == "\ufffd" for i in made)
+
+
+def generated_ids(path: Path, prompt: str, seed: int, n: int) -> list[int]:
+    """The same by the parts."""
+    from lmlab.cli.open_run import open_run
+    from lmlab.cli.progress import Screen
+    from lmlab.generate.decode import generate
+    from lmlab.generate.sample import unwritable
+    from lmlab.generate.sampling import Sampling
+    from lmlab.runs.find import resolve
+
+    opened = open_run(resolve(str(path), path.parent), [], None, Screen(), cpu_precision="fp32")
+    model, tokenizer = opened.model(), opened.tokenizer
+    start = [tokenizer.eot, *tokenizer.encode(prompt)]
+    how = {"end": tokenizer.eot, "forbidden_V": unwritable(model, tokenizer)}
+    return generate(model, [start], max_new=n, sampling=Sampling(0.8, seed=seed), **how).tokens[0]
 
 
 def test_a_file_of_prompts_is_each_alone(run, tmp_path):
