@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmlab.data.tokenizer import Tokenizer
@@ -81,13 +81,13 @@ class _Waits:
             vocab = {token: n for n, (token, _) in enumerate(vocab)}
         vocab = vocab | {token["content"]: token["id"] for token in added}
         falls_back = any(step["type"] == "ByteFallback" for step in steps)
-        found = frozenset(n for token, n in vocab.items() if BYTE.fullmatch(token)) if falls_back else frozenset()
+        runs = [n for token, n in vocab.items() if falls_back and BYTE.fullmatch(token)]
         silent = [token["id"] for token in added if token["special"]]
-        return cls(always=not _by_token(steps), bytes_=found, silent=silent)
+        return cls(always=not _by_token(steps), runs=runs, silent=silent)
 
     def for_more(self, token: int) -> bool:
         if not self.always and token not in self.silent:  # a silent one parts nothing
-            self.now = token in self.bytes
+            self.now = token in self.runs
         return self.now
 
 

@@ -101,8 +101,9 @@ def test_random_ids_are_streamed_as_they_are_decoded(make):
         *tokenizer.encode(" Fellow e the\n"),
         *tokenizer.encode("日é"),
     ]  # half of all, else bytes rule
-    whole = 0
+    whole = 0  # of 300 that go on with the prompt's text
     for _ in range(300):
+        # half of them of some: most ids are bytes
         ids = [draw.choice(some) if draw.random() < 0.5 else draw.randrange(tokenizer.vocab_size) for _ in range(16)]
         n = draw.randrange(8)
         prompt = draw.choice([ids[:n], tokenizer.encode("Fellow the 日"[: n + 2])])
