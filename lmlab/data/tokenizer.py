@@ -63,6 +63,7 @@ class Tokenizer:
         """Ids of a text as its tokenizer.json begins one (with a BOS, say); end-of-text where that gives nothing."""
         if self.kind != "hf":
             return [self.eot, *self.encode(text)]
+        _refuse_surrogates([text])
         return list(self._backend.encode(text, add_special_tokens=True).ids) or [self.eot]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:

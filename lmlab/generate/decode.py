@@ -10,13 +10,13 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from lmlab.errors import LmlabError
-from lmlab.generate.sampling import GREEDY, Sampling, pick, uniforms
+from lmlab.errors import LmlabError, RunError
+from lmlab.generate.sampling import GREEDY, Sampling, allowed, pick, uniforms
 from lmlab.model.cache import FULL, Cache, CacheKind
 from lmlab.model.transformer import Transformer
 
 CHUNK = 512  # tokens of a row in one forward pass of the prefill
-LOOK_EVERY = 16  # tokens between two looks, on an accelerator, at whether all rows have ended
+LOOK_EVERY = 16  # tokens between two looks, on an accelerator, at whether all rows have ended, or broken
 
 OnTokens = Callable[[list[int]], Optional[bool]]
 
@@ -87,7 +87,7 @@ def generate(
 
     kind None: no cache, every token computes the whole row again. on_tokens hears the new id of each row, −1 after its
     end, and ends all rows by True. The model's mode is put back; no global generator is touched. Raises LmlabError for
-    an empty prompt.
+    an empty prompt, RunError for logits that are no numbers.
     """
     if not prompts or not all(prompts):
         raise LmlabError("a prompt has no tokens", "begin it with the end-of-text token, as documents do in training")
@@ -185,10 +185,15 @@ def _decoded(
     """(B, up to N) new ids."""
     out: list[Tensor] = []
     ended_B = torch.zeros(len(logits_BV), dtype=torch.bool, device=logits_BV.device)
+    broken = ended_B.any()  # a scalar on the device: whether any logits were no numbers
     every = 1 if logits_BV.device.type == "cpu" or on_tokens is not None else LOOK_EVERY
     N = uniform_BN.shape[1]
     for n in range(N):
-        ids_B = pick(logits_BV, uniform_BN[:, n], sampling, forbidden_V)
+        logits_BV = allowed(logits_BV, forbidden_V)
+        broken = broken | ~logits_BV.amax(-1).isfinite().all()
+        if n + 1 == N or (n + 1) % every == 0:
+            _refuse_broken(broken)
+        ids_B = pick(logits_BV, uniform_BN[:, n], sampling)
         out.append(ids_B)
         ended_B = ended_B if end is None else ended_B | (ids_B == end)
         if on_tokens is not None and on_tokens(ids_B.masked_fill(ended_B, -1).tolist()):
@@ -197,3 +202,11 @@ def _decoded(
             break
         logits_BV = step(ids_B)
     return torch.stack(out, 1) if out else logits_BV.new_empty(len(logits_BV), 0, dtype=torch.long)
+
+
+def _refuse_broken(broken: Tensor) -> None:
+    if bool(broken):
+        raise RunError(
+            "the model gives a next token no finite score: NaN or infinity",
+            "its weights have diverged or are damaged: name an earlier checkpoint, or try train.precision=fp32",
+        )

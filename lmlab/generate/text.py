@@ -67,10 +67,8 @@ class _Waits:
     """When the text of a tokenizer.json's ids is not known yet: in a run of byte tokens, since one that is no UTF-8
     makes U+FFFD of all of them; always, where its decoder is not known to work token by token."""
 
-    def __init__(
-        self, *, always: bool = False, bytes_: frozenset[int] = frozenset(), silent: Sequence[int] = ()
-    ) -> None:
-        self.always, self.bytes, self.silent, self.now = always, bytes_, frozenset(silent), always
+    def __init__(self, *, always: bool = False, runs: Iterable[int] = (), silent: Iterable[int] = ()) -> None:
+        self.always, self.runs, self.silent, self.now = always, frozenset(runs), frozenset(silent), always
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> _Waits:

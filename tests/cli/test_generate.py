@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from lmlab.cli.app import make_app
 from lmlab.data.tokenizer import Tokenizer
-from lmlab.errors import LmlabError
+from lmlab.errors import DataError, LmlabError
 from lmlab.runs.rundir import RunDir
 from tests.cli.conftest import run_here
 from tests.generate.test_text import llama, sentencepiece_like
@@ -72,6 +73,17 @@ def test_spaces_and_bytes_of_sentencepiece(sentencepiece_run, seed):
     assert any(tokenizer.decode([i]) == "\ufffd" for i in made)
 
 
+def test_lone_surrogates_of_an_imported_run(sentencepiece_run, tmp_path):
+    run = RunDir(Path(shutil.copytree(sentencepiece_run, tmp_path / sentencepiece_run.name)))
+    run.update_manifest(state="imported")
+    assert call(str(run.path), "--prompt", "Fellow", "--max-new", "2").exit_code == 0
+    (tmp_path / "p.jsonl").write_text('{"prompt": "fine"}\n{"prompt": "\\ud800"}\n')
+    for words in (["--prompt", "a\udcff"], ["--prompts", str(tmp_path / "p.jsonl")]):
+        error = call(str(run.path), *words).exception
+        assert isinstance(error, DataError), error
+        assert "is the lone surrogate" in error.message
+
+
 def generated_ids(path: Path, prompt: str, seed: int, n: int) -> list[int]:
     """The same by the parts."""
     from lmlab.cli.open_run import open_run
@@ -121,6 +133,7 @@ def test_seeds_samples_and_caches(run):
         ([], "neither --prompt nor --prompts is given", "give one of them"),
         (["--prompt", "a", "--prompts", "f"], "--prompt and --prompts are both given", "give one of them"),
         (["--prompts", "absent.txt"], "`--prompts` absent.txt can't be read: No such file", "a prompt a line"),
+        (["--prompt", "a\udcff"], "character 1 of a text is the lone surrogate '\\udcff'", "valid Unicode"),
         (["--prompt", "a", "--temperature", "-1"], "`--temperature` is -1", "0 (greedy) or more"),
         (["--prompt", "a", "--temperature", "nan"], "`--temperature` is nan", "0 (greedy) or more"),
         (["--prompt", "a", "--top-p", "0"], "`--top-p` is 0", "more than 0 and at most 1"),

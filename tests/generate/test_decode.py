@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmlab.check.composed import randomized
-from lmlab.errors import LmlabError
+from lmlab.errors import LmlabError, RunError
 from lmlab.generate.decode import CHUNK, generate
 from lmlab.generate.sampling import GREEDY, Sampling
 from lmlab.model.cache import CacheKind
@@ -127,3 +127,14 @@ def test_a_compiled_model_generates():
     expected = generate(net, PROMPTS[:2], max_new=4).tokens
     net.compile_blocks()
     assert generate(net, PROMPTS[:2], max_new=4).tokens == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.5)], ids=str)
+def test_logits_that_are_no_numbers_are_told(sampling, value):
+    net, told = made(), list[list[int]]()
+    with torch.no_grad():
+        net.norm.weight[3] = value
+    with pytest.raises(RunError, match="no finite score"):
+        generate(net, PROMPTS[:2], max_new=3, sampling=sampling, on_tokens=told.append)
+    assert told == []

@@ -63,6 +63,16 @@ def test_the_ends_of_the_interval_pick_something(sampling):
             assert bool(logits[0, picked].isfinite())
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-9, 1e300])
+def test_any_temperature_has_its_distribution(temperature):
+    got = shares(Sampling(temperature))
+    expected = left(1.0, [4]) if temperature < 1 else torch.full((5,), 0.2)
+    assert (got - expected).abs().max() < 2 / N
+    tied = torch.tensor([[1.0, 3.0, 3.0, float("-inf")]])
+    picked = pick(tied.expand(2, -1), torch.tensor([0.2, 0.8], dtype=torch.float64), Sampling(min(temperature, 1e-9)))
+    assert picked.tolist() == [1, 2]
+
+
 def test_a_row_draws_by_its_own_prompt():
     sampling = Sampling(1.0, seed=3)
     together = uniforms(sampling, [[1, 2], [3], [1, 2]], 8)
