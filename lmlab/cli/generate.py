@@ -6,7 +6,6 @@ stdout carries the text (streamed for one prompt) or JSON; what it cost goes to 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 MAY_SET = ("kernels", "compile", "device", "train.precision", "paths")
 TEMPERATURE = 0.8
-MAX_PROMPTS = 4096
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +53,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a run's last checkpoint. Without RUN: the newest finished one."""
     from lmlab.cli.progress import Screen, say
+    from lmlab.cli.prompts import read_prompts
     from lmlab.errors import ConfigError
     from lmlab.generate.cache_kinds import cache_kind
     from lmlab.generate.text import continuation
@@ -86,38 +85,6 @@ def generate(
         else:
             say(("" if n == 0 else "\n") + f"[{n + 1}] {text}{new}")
     screen.note(_cost_line(found, cache))
-
-
-def read_prompts(prompt: str | None, file: str | None) -> list[str]:
-    """The prompts that were typed or that the file holds. Raises ConfigError."""
-    import json
-
-    from lmlab.errors import ConfigError, DataError
-
-    if (prompt is None) == (file is None):
-        what = "neither --prompt nor --prompts is given" if prompt is None else "--prompt and --prompts are both given"
-        raise ConfigError(what, 'give one of them: --prompt "Fellow citizens" or --prompts FILE')
-    if prompt is not None:
-        return [prompt]
-    assert file is not None
-    path = Path(file).expanduser()
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
-        raise DataError(f"`--prompts` {file} can't be read: {reason}", "give a text file, a prompt a line") from error
-    if path.suffix == ".jsonl":
-        try:
-            lines = [json.loads(line)["prompt"] for line in lines]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"`--prompts` {file}: a line has no field prompt", 'write {"prompt": "…"} in each line'
-            ) from error
-        if not all(isinstance(line, str) for line in lines):
-            raise DataError(f"`--prompts` {file}: a prompt is no text", 'write {"prompt": "…"} in each line')
-    if not 1 <= len(lines) <= MAX_PROMPTS:
-        raise DataError(f"`--prompts` {file} has {len(lines):,} prompts", f"give 1 to {MAX_PROMPTS:,} of them")
-    return lines
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, seed: int, samples: int) -> Sampling:
