@@ -14,17 +14,17 @@ from lmlab.cli.app import make_app
 from lmlab.data.tokenizer import Tokenizer
 from lmlab.errors import DataError, LmlabError
 from lmlab.runs.rundir import RunDir
-from tests.cli.conftest import run_here
+from tests.cli.conftest import few_documents, run_here
 from tests.generate.test_text import llama, sentencepiece_like
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on the embedded corpus in bytes."""
+    """A finished run of few steps in bytes."""
     folder = tmp_path_factory.mktemp("generate")
     words = "tokenizer=byte model=nano model.n_layers=2 model.seq_len=64 train.batch_tokens=256 train.max_steps=3"
     words += f" train.eval_tokens=256 paths.runs={folder} wandb.mode=disabled"
-    path: Path = run_here(words.split()).path
+    path: Path = run_here([*words.split(), *few_documents(folder / "data")]).path
     return path
 
 
@@ -37,7 +37,7 @@ def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}), encoding="utf-8")
     words = f"tokenizer=hf tokenizer.path={folder} model=nano model.n_layers=1 model.seq_len=64 train.batch_tokens=256"
     words += f" train.max_steps=1 train.eval_tokens=256 paths.runs={folder / 'runs'} wandb.mode=disabled"
-    path: Path = run_here(words.split()).path
+    path: Path = run_here([*words.split(), *few_documents(folder / "data")]).path
     return path
 
 
@@ -169,6 +169,7 @@ def test_what_is_not_causal_is_refused(run, monkeypatch):
 def test_learned_positions_end_where_their_table_ends(tmp_path):
     words = "pos=learned tokenizer=byte model=nano model.n_layers=1 model.seq_len=16 wandb.mode=disabled"
     sizes = ["train.batch_tokens=64", "train.max_steps=1", "train.eval_tokens=64", f"paths.runs={tmp_path}"]
+    sizes += few_documents(tmp_path / "data")
     path = run_here([*words.split(), *sizes]).path
     error = call(str(path), "--prompt", "abc", "--max-new", "20").exception
     assert error.message == "prompt and --max-new are 24 tokens, `pos=learned` has 16 positions"
