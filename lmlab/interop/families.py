@@ -64,6 +64,7 @@ EASED: tuple[tuple[str, str, Any], ...] = (
 
 def written(arch: Arch, family: Family, vocab: int, longest: int) -> Written:
     """config.json's keys, read back to see what they say."""
+    found: Arch | str | None
     config, found = _read_back(arch, family, vocab, longest)
     near, refusals = arch, []
     while isinstance(found, str):
