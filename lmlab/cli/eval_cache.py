@@ -17,13 +17,13 @@ def read_kinds(text: str, exp: Experiment) -> list[CacheKind]:
     """The kinds that were typed, separated by commas. Raises Errors, with all that is wrong: unknown ones, such that
     keep all of a row, documents packed into rows."""
     from lmlab.errors import ConfigError, LmlabError, raise_all
-    from lmlab.generate.cache_kinds import cache_kind
+    from lmlab.generate.cache_kinds import cache_kind, idle
 
-    kinds, errors = [], list[LmlabError]()
+    kinds, errors, T = [], list[LmlabError](), exp.model.seq_len
     for word in text.split(","):
         try:
             kinds.append(cache_kind(word.strip()))
-            errors += _idle(kinds[-1], exp)
+            errors += idle(kinds[-1], exp.arch, T, f"rows of {T} tokens are evaluated")
         except LmlabError as error:
             errors.append(error)
     if exp.data.packing == "documents":
@@ -36,25 +36,6 @@ def read_kinds(text: str, exp: Experiment) -> list[CacheKind]:
         errors.append(ConfigError(f"`--cache` {text} names a kind twice", "name each once"))
     raise_all(errors)
     return kinds
-
-
-def _idle(kind: CacheKind, exp: Experiment) -> list[Any]:
-    """An error for a kind that drops nothing of any layer."""
-    from lmlab.errors import ConfigError
-
-    if kind.window is None:
-        return []
-    attn: Any = exp.attn
-    own = [attn.layer_window(layer) for layer in range(exp.model.n_layers)]
-    if all(kind.layout(window) == (window, 0) for window in own):
-        widest = max(window for window in own if window is not None)
-        return [
-            ConfigError(f"`--cache` is {kind}: no layer keeps more than its window of {widest}", "use a smaller one")
-        ]
-    if kind.window + kind.sinks >= exp.model.seq_len:
-        rows = f"rows of {exp.model.seq_len} tokens are evaluated"
-        return [ConfigError(f"`--cache` is {kind}, which drops nothing: {rows}", "use a smaller one")]
-    return []
 
 
 def compare(

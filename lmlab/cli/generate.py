@@ -42,7 +42,7 @@ def generate(
     temperature: Annotated[Optional[float], typer.Option(help="0 is greedy; default 0.8")] = None,
     top_k: Annotated[Optional[int], typer.Option(min=1, metavar="K", help="of the K likeliest tokens")] = None,
     top_p: Annotated[Optional[float], typer.Option(metavar="P", help="of the likeliest that reach P together")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the random numbers")] = 0,
+    seed: Annotated[Optional[int], typer.Option(min=0, help="of the random numbers; default 0")] = None,
     samples: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="continuations of each prompt")] = 1,
     cache: Annotated[
         str, typer.Option(metavar="KIND", help="full, int8, window:N, sink:N+N, or none: all again each time")
@@ -54,8 +54,8 @@ def generate(
     """Continue a prompt with a run's last checkpoint. Without RUN: the newest finished one."""
     from lmlab.cli.progress import Screen, say
     from lmlab.cli.prompts import read_prompts
-    from lmlab.errors import ConfigError
-    from lmlab.generate.cache_kinds import cache_kind
+    from lmlab.errors import ConfigError, raise_all
+    from lmlab.generate.cache_kinds import cache_kind, idle
     from lmlab.generate.text import continuation
     from lmlab.opened import IMPORTED
     from lmlab.runs.files import to_json
@@ -73,6 +73,9 @@ def generate(
     starts = [tokenizer.encode_prompt(t) if imported else [tokenizer.eot, *tokenizer.encode(t)] for t in texts]
     batch, longest = len(texts) * samples, max(len(ids) for ids in starts)
     _refuse_too_long(model, exp, longest + max_new, max_new, batch, kind, screen)
+    if kind is not None:
+        n = longest + max_new - 1  # the last one is never computed with
+        raise_all(idle(kind, exp.arch, n, f"prompt and --max-new give it at most {n:,} tokens"))
     streamed = batch == 1 and not as_json
     how = {"max_new": max_new, "samples": samples, "kind": kind}
     found = _run(model, tokenizer, texts[0], starts, sampling, streamed=streamed, **how)
@@ -87,7 +90,9 @@ def generate(
     screen.note(_cost_line(found, cache))
 
 
-def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, seed: int, samples: int) -> Sampling:
+def _sampling(
+    temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None, samples: int
+) -> Sampling:
     from lmlab.errors import ConfigError
     from lmlab.generate.sampling import Sampling
 
@@ -96,12 +101,13 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None,
         raise ConfigError(f"`--temperature` is {value:g}", "use 0 (greedy) or more")
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"`--top-p` is {top_p:g}", "use more than 0 and at most 1")
-    unused = [name for name, given in (("--top-k", top_k), ("--top-p", top_p)) if given is not None]
+    only_drawing = {"--top-k": top_k, "--top-p": top_p, "--seed": seed}
+    unused = [name for name, given in only_drawing.items() if given is not None]
     if value == 0 and unused:
         raise ConfigError(f"`{unused[0]}` has nothing to act on at --temperature 0", f"leave {unused[0]} out")
     if value == 0 and samples > 1:
         raise ConfigError(f"`--samples` is {samples} at --temperature 0, where all are the same", "leave --samples out")
-    return Sampling(value, top_k, top_p, seed)
+    return Sampling(value, top_k, top_p, seed or 0)
 
 
 def _opened(words: list[str], config_dir: str | None, screen: Screen) -> Opened:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from lmlab.errors import ConfigError
 from lmlab.model.cache import CacheKind
+from lmlab.model.spec import Arch
 
 _WINDOW = re.compile(r"window:(\d+)")
 _SINK = re.compile(r"sink:(\d+)\+(\d+)")
@@ -29,3 +31,19 @@ def cache_kind(text: str) -> CacheKind:
     if not 1 <= window < LIMIT or sinks >= LIMIT:
         raise ConfigError(f"`--cache` is {text}: a window keeps at least the token itself", "use window:1 or more")
     return CacheKind(window=window, sinks=sinks)
+
+
+def idle(kind: CacheKind, arch: Arch, n: int, what: str) -> list[ConfigError]:
+    """An error for a kind that drops nothing of any layer in rows of n cached tokens; `what` says which rows."""
+    if kind.window is None:
+        return []
+    attn: Any = arch.attn
+    own = [attn.layer_window(layer) for layer in range(arch.model.n_layers)]
+    if all(kind.layout(window) == (window, 0) for window in own):
+        widest = max(window for window in own if window is not None)
+        return [
+            ConfigError(f"`--cache` is {kind}: no layer keeps more than its window of {widest}", "use a smaller one")
+        ]
+    if kind.window + kind.sinks >= n:
+        return [ConfigError(f"`--cache` is {kind}, which drops nothing: {what}", "use a smaller one")]
+    return []

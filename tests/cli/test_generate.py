@@ -139,6 +139,11 @@ def test_seeds_samples_and_caches(run):
         (["--prompt", "a", "--top-p", "0"], "`--top-p` is 0", "more than 0 and at most 1"),
         (["--prompt", "a", "--temperature", "0", "--top-k", "3"], "`--top-k` has nothing to act on", "leave --top-k"),
         (["--prompt", "a", "--temperature", "0", "--samples", "3"], "`--samples` is 3", "leave --samples out"),
+        (["--prompt", "a", "--temperature", "0", "--seed", "5"], "`--seed` has nothing to act on", "leave --seed"),
+        (["--prompt", "a", "--temperature", "0", "--seed", "0"], "`--seed` has nothing to act on", "leave --seed"),
+        (["--prompt", "a", "--cache", "window:9999"], "`--cache` is window:9999, which drops nothing", "smaller"),
+        (["--prompt", "a", "--max-new", "9", "--cache", "window:10"], "give it at most 10 tokens", "smaller"),
+        (["--prompt", "a", "--max-new", "9", "--cache", "sink:4+6"], "`--cache` is sink:4+6, which drops", "smaller"),
         (["--prompt", "a", "--cache", "windw:3"], "`--cache` is windw:3", "window:N"),
         (["--prompt", "a", "--cache", "window:0"], "`--cache` is window:0", "window:1 or more"),
         (["--prompt", "a", "--cache", "sink:0+8"], "no token is a sink", "write window:8"),
@@ -154,6 +159,21 @@ def test_wrong_input_is_told(run, monkeypatch, words, message, hint):
     assert isinstance(error, LmlabError), error
     assert message in error.message
     assert hint in error.hint
+
+
+def test_a_window_that_drops_one_token_acts(run):
+    seen = [texts(str(run), "--prompt", "a", "--max-new", "9", *c)[0] for c in ([], ["--cache", "window:9"])]
+    assert seen[1]["cache_bytes"] == seen[0]["cache_bytes"] * 9 // 11
+    assert texts(str(run), "--prompt", "a", "--max-new", "9", "--cache", "sink:4+5")[0]["cache"] == "sink:4+5"
+
+
+def test_a_window_wider_than_the_models_own_is_refused(tmp_path):
+    words = "attn.window=4 tokenizer=byte model=nano model.n_layers=1 model.seq_len=16 wandb.mode=disabled"
+    sizes = ["train.batch_tokens=64", "train.max_steps=1", "train.eval_tokens=64", f"paths.runs={tmp_path}"]
+    path = run_here([*words.split(), *sizes]).path
+    error = call(str(path), "--prompt", "abc", "--cache", "window:6").exception
+    assert error.message == "`--cache` is window:6: no layer keeps more than its window of 4"
+    assert call(str(path), "--prompt", "abc", "--cache", "window:3").exit_code == 0
 
 
 def test_what_is_not_causal_is_refused(run, monkeypatch):
