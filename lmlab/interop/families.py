@@ -66,13 +66,14 @@ def written(arch: Arch, family: Family, vocab: int, longest: int) -> Written:
     """config.json's keys, read back to see what they say."""
     found: Arch | str | None
     config, found = _read_back(arch, family, vocab, longest)
-    near, refusals = arch, []
+    near, refusals = arch, list[str]()
     while isinstance(found, str):
         refusals.append(found)
         tried = ((other, _read_back(other, family, vocab, longest)[1]) for other in _eased(near))
-        near, found = next(((other, f) for other, f in tried if f != found), (near, None))
-    if found is None:
-        return Written(family, config, refusals, whole=False)
+        further = next(((other, said) for other, said in tried if said != refusals[-1]), None)
+        if further is None:
+            return Written(family, config, refusals, whole=False)
+        near, found = further
     lost = differences(near, found)
     own = len(refusals) + sum(_is_set(near, key) for key, _, _ in lost)
     return Written(family, config, refusals + [f"`{k}={show_value(v)}`" for k, v, _ in lost], own)
