@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from lmlab.config.load import Composer
 
 
-def explain(overrides: Sequence[Override], composer: Composer, error: Exception | None = None) -> list[LmlabError]:
-    """All errors of these overrides; `error` is what composing them raised, if it did."""
+def explain(
+    overrides: Sequence[Override], composer: Composer, error: Exception | None = None, *, imported: bool = False
+) -> list[LmlabError]:
+    """All errors of these overrides; `error` is what composing them raised, if it did; imported: as `load` has it."""
     found: list[LmlabError] = []
     choices = [o for o in overrides if o.is_choice]
     good, experiment = _choices(choices, composer, found)
@@ -45,7 +47,7 @@ def explain(overrides: Sequence[Override], composer: Composer, error: Exception 
     found += wrong
     if not wrong:
         bad = [f"`{o.key}`" for o in values if o not in fine]  # at their defaults now: say nothing of them
-        found += [e for e in rules.check(experiment) if not any(key in e.message for key in bad)]
+        found += [e for e in rules.check(experiment, imported=imported) if not any(key in e.message for key in bad)]
     return found if found or error is None else [_reason(error, "the configuration")]
 
 

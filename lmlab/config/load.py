@@ -64,12 +64,15 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None, imported: b
         try:
             experiment, choices = composer.compose(words)
         except Exception as error:
-            problems = _explain(words, composer, error)
+            problems = _explain(words, composer, error, imported)
         else:
             problems = [*value_errors(experiment, words)]
-            problems = _explain(words, composer) if problems else [*rules.check(experiment, imported=imported)]
+            if problems:
+                problems = _explain(words, composer, None, imported)
+            else:
+                problems = [*rules.check(experiment, imported=imported)]
     else:
-        problems += [e for e in _explain(words, composer) if not plugin_errors or not _about_part(e)]
+        problems += [e for e in _explain(words, composer, None, imported) if not plugin_errors or not _about_part(e)]
     raise_all(problems)
     return Loaded(experiment, list(overrides), choices, sources)
 
@@ -86,10 +89,10 @@ def _about_part(error: LmlabError) -> bool:
     return "is not known; choices" in error.message
 
 
-def _explain(words: list[Override], composer: Composer, error: Exception | None = None) -> list[LmlabError]:
+def _explain(words: list[Override], composer: Composer, error: Exception | None, imported: bool) -> list[LmlabError]:
     from lmlab.config.explain import explain
 
-    return explain(words, composer, error)
+    return explain(words, composer, error, imported=imported)
 
 
 class Composer:

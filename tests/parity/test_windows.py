@@ -61,6 +61,12 @@ def test_what_is_done_with_it_on_the_command_line(tmp_path, monkeypatch, capsys)
     assert json.loads(Path("again/config.json").read_text())["sliding_window"] == 100
 
 
+def test_other_errors_bring_none_of_the_window(tmp_path):
+    folder = saved(tmp_path / "hf", model_of("MistralForCausalLM", MISTRAL | dict(sliding_window=1))[1])
+    with pytest.raises(ConfigError, match=r"^error: `model\.seq_len` is 0, which is not a whole number"):
+        run_of(folder, tmp_path / "runs", "model.seq_len=0")
+
+
 def test_a_window_that_is_typed_still_has_to_leave_something_out():
     with pytest.raises(ConfigError, match=r"`attn\.window` is 256, and `model\.seq_len` is 256"):
         load(["attn.window=256"])
