@@ -73,8 +73,11 @@ def run(words: Sequence[str]) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else EXIT_DONE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE
+        return _unread()
+    except SystemExit as asked:
+        if isinstance(asked.__context__, BrokenPipeError):  # typer turns one that a command met into exit(1)
+            return _unread()
+        raise
     except KeyboardInterrupt:
         return EXIT_SIGINT
     except Exception as error:
@@ -87,6 +90,11 @@ def run(words: Sequence[str]) -> int:
         told = explained(error, words)
         tell(told)
         return told.exit_code
+
+
+def _unread() -> int:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries once more at its end
+    return EXIT_PIPE
 
 
 def _is_lost_output(error: Exception) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,15 @@ def test_what_is_not_causal_is_refused(run, monkeypatch):
     assert error.message == "this model is not causal: it looks ahead"
     assert "--allow-noncausal" in error.hint
     assert call(str(run), "--prompt", "a", "--allow-noncausal").exit_code == 0
+
+
+@pytest.mark.parametrize("more", [[], ["--json", "--samples", "999"]], ids=["streamed", "json"])
+def test_a_reader_that_leaves_ends_it_quietly(run, more):
+    line = [sys.executable, "-m", "lmlab", "generate", str(run), "--prompt", "Fellow citizens", *more]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
+        assert len(made.stdout.read(5)) == 5
+        made.stdout.close()
+        assert (made.wait(), b"rror" in made.stderr.read()) == (141, False)
 
 
 def test_learned_positions_end_where_their_table_ends(tmp_path):
