@@ -226,6 +226,7 @@ def test_the_table_is_in_the_log_and_the_manifest(first: RunDir, capsys: pytest.
     assert f"run: {first.name}" in called(["runs", "show", run.name], capsys)[1]
 
 
+@pytest.mark.slow
 def test_the_chain_of_sources(first: RunDir) -> None:
     second = RunDir(started(first, "seed=1", "name=second").path)
     third = RunDir(started(second, "rope_scaling=pi", "name=third").path)
@@ -237,6 +238,7 @@ def test_the_chain_of_sources(first: RunDir) -> None:
     assert "changed" not in lineage["lineage"]
 
 
+@pytest.mark.slow
 def test_reports_name_other_starting_weights(
     first: RunDir, other: RunDir, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_part_chosen_anew_keeps_what_both_have(words: list[str]) -> None:
     assert (exp.attn.name, exp.attn.window, exp.attn.qk_norm) == ("gqa", 8, "head")  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_will_do(words: list[str]) -> None:
     source = RunDir(run_here([*words, "name=stopped"], stop_at=2).path)
     run = RunDir(started(source).path)
