@@ -183,6 +183,7 @@ def wait_for(true: Any, within_s: float = 90) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_killed_sweep_and_worker_then_two_sweeps_at_once_train_each_run_once(small: list[str], tmp_path: Path) -> None:
     words = [*GRID, "train.max_steps=200", "train.checkpoint_every_steps=10"]
     first = start(small, tmp_path, *words, "--workers", "2")
