@@ -139,4 +139,4 @@ def test_a_window_is_kept_beside_rows_that_do_not_reach_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["mistralai/Mistral-7B-v0.1"][1]))
     _, loaded = composed(describe(Source("m", tmp_path, "0")), [])
     assert (loaded.experiment.arch.attn.window, loaded.experiment.model.seq_len) == (4096, 1024)
-    assert loaded.experiment.train.batch_tokens % 8192 == 0
+    assert loaded.experiment.train.batch_tokens % 1024 == 0
