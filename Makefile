@@ -28,10 +28,10 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 test: setup ## the whole suite (about 7 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 --dist worksteal --ignore=tests/parity tests
 
-test-slow: setup ## sweeps under every launcher and sweeper of Hydra, forced, stale, killed (about 4 minutes)
+test-slow: setup ## sweeps under every launcher of Hydra, killed runs, tasks of lm_eval (about 6 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
-test-parity: setup ## against transformers on tiny random models, import and export; tasks of lm_eval (under 2 minutes)
+test-parity: setup ## against transformers on tiny random models, import and export (under 2 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal tests/parity
 
 test-browser: setup ## the report's page in a real browser (about a minute)

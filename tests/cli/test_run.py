@@ -71,6 +71,7 @@ def test_seeds_and_dropout_change_what_is_compared(small: list[str], tmp_path: P
     assert other.figures["content_hash"] != whole.figures["content_hash"]
 
 
+@pytest.mark.slow
 def test_killed_twenty_times_at_random_moments_ends_the_same(small: list[str], tmp_path: Path, whole: Any) -> None:
     overrides = with_runs(small, tmp_path / "killed", *NOISY, "train.checkpoint_every_steps=2")
     rng, kills = random.Random(0), 0

@@ -32,6 +32,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from lmlab.eval import harness  # noqa: E402
 from lmlab.eval.harness_model import HarnessModel  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = byte_tokenizer(Byte())
 EOT, T = TOKENIZER.eot, 16
 SIZES = (1, 3, 8)

@@ -16,6 +16,7 @@ from tests.composed import rows
 from tests.parity.folders import CASES, MOST, ROWS, logits, model_of, ours, saved
 
 pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
+pytestmark = pytest.mark.slow
 DATA = "data=text data.files=[data.txt] model.seq_len=32 train.batch_tokens=128"
 TRAIN = "train.max_steps=3 train.checkpoint_every_steps=1 train.precision=fp32 wandb.mode=disabled"
 
