@@ -17,6 +17,7 @@ from lmlab.train.twin import Twin
 from tests.covering import FACTORS, PARTS, covering, experiment, legal, legal_pairs, options, pairs
 
 CPU, VOCAB, T = torch.device("cpu"), 97, 16
+ADAM_EPS = 1e-8
 
 
 def test_every_legal_pair_is_covered_by_legal_compositions():
@@ -51,10 +52,10 @@ def test_it_trains_two_steps_and_passes_its_check(row):
     losses = [step(batch(exp.data.packing == "documents"), step=i, lr=1e-3)[0].item() for i in range(2)]
     assert all(math.isfinite(loss) and loss < 3 * math.log(VOCAB) for loss in losses)
     assert step.finite()
+    unmoved = {n: p.grad for n, p in master.named_parameters() if torch.equal(p, before[n])}
     still = {
-        n for n, p in master.named_parameters() if torch.equal(p, before[n]) and (p.grad is None or not p.grad.any())
-    }
-    assert not still, f"two steps gave no gradient to {still}"
-    assert sum(not torch.equal(p, before[n]) for n, p in master.named_parameters()) > len(before) / 2
+        n for n, g in unmoved.items() if g is None or not 0 < g.abs().max() < ADAM_EPS
+    }  # below it nothing can move
+    assert not still, f"two steps did not move {still}"
     wrong = [found for found in quick(exp) if found.state == "fail"]
     assert not wrong

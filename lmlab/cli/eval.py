@@ -7,7 +7,6 @@ With --probe also what goes on inside the model, layer by layer; with --cache wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -57,7 +56,7 @@ def evaluate(
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
     from lmlab.cli.eval_cache import print_caches
-    from lmlab.cli.open_run import open_run
+    from lmlab.cli.open_run import open_run, refuse_keys
     from lmlab.cli.progress import Screen, say
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
@@ -71,9 +70,7 @@ def evaluate(
         raise ConfigError(f"`--split` is {split}", "use val or test")
     flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
     may_set = MAY_SET if flags is None else MAY_SET[1:]  # tasks bring their own data
-    refused = [k for k in keys if not _may_set(k.partition("=")[0], may_set)]
-    hint = f"keys that may be set: {', '.join(may_set)}"
-    raise_all([ConfigError(f"`{k.partition('=')[0]}` can't be changed at evaluation", hint) for k in refused])
+    refuse_keys(keys, may_set, "evaluation")
     root = runs_root(keys)
     screen = Screen()
     found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
@@ -97,10 +94,6 @@ def evaluate(
         if cache is not None and not as_json:
             print_caches(report)
     raise_all(errors)
-
-
-def _may_set(key: str, may_set: Sequence[str]) -> bool:
-    return any(key == allowed or key.startswith(allowed + ".") for allowed in may_set)
 
 
 def _evaluate_one(

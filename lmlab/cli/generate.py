@@ -113,15 +113,13 @@ def _sampling(
 def _opened(words: list[str], config_dir: str | None, screen: Screen) -> Opened:
     """The one run that is named or the newest; fp32 on a CPU unless train.precision is typed: a batch is then its rows
     alone, token by token, and bf16 is not faster there."""
-    from lmlab.cli.open_run import open_run
-    from lmlab.errors import ConfigError, raise_all
+    from lmlab.cli.open_run import open_run, refuse_keys
+    from lmlab.errors import ConfigError
     from lmlab.opened import runs_root
     from lmlab.runs import find
 
     names, keys = [w for w in words if "=" not in w], [w for w in words if "=" in w]
-    refused = [k.partition("=")[0] for k in keys if not k.partition("=")[0].startswith(MAY_SET)]
-    hint = f"keys that may be set: {', '.join(MAY_SET)}"
-    raise_all([ConfigError(f"`{key}` can't be changed at generation", hint) for key in refused])
+    refuse_keys(keys, MAY_SET, "generation")
     if len(names) > 1:
         raise ConfigError(f"two runs are named: {names[0]} and {names[1]}", "name one")
     found = find.resolve(names[0] if names else None, runs_root(keys))

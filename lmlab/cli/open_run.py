@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,16 @@ class Opened:
         own = {"step": self.checkpoint.step, "content_hash": self.checkpoint.content_hash}
         precision = str(self.dtype).removeprefix("torch.")
         return own | {"kernels": self.exp.kernels.name, "precision": precision, "device": str(self.device)}
+
+
+def refuse_keys(words: Sequence[str], may_set: Sequence[str], when: str) -> None:
+    """Raises Errors for `key=value` words of other keys than those that may be set, and what is below them."""
+    from lmlab.errors import ConfigError, raise_all
+
+    keys = [word.partition("=")[0] for word in words]
+    refused = [k for k in keys if not any(k == own or k.startswith(f"{own}.") for own in may_set)]
+    hint = f"keys that may be set: {', '.join(may_set)}"
+    raise_all([ConfigError(f"`{key}` can't be changed at {when}", hint) for key in refused])
 
 
 def open_run(
