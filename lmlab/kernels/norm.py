@@ -35,13 +35,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Optional[Tensor], eps: float) ->
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` in few passes: torch's own on an accelerator, `_RMS` on the CPU."""
+    """`rms_norm` in few passes: `_RMS` on the CPU, torch's own elsewhere and where calls cost more than passes."""
     if torch.compiler.is_compiling() or x.dtype != weight.dtype:
         return rms_norm(x, weight, eps)
-    if x.device.type != "cpu":
+    few = not torch.is_grad_enabled() and x.numel() < FEW_ROWS * x.shape[-1]
+    if few or x.device.type != "cpu":
         return torch_rms_norm(x, weight, eps)
-    if not torch.is_grad_enabled() and x.numel() < FEW_ROWS * x.shape[-1] and x.dtype == wide(x.dtype):
-        return F.rms_norm(x, weight.shape, weight, eps)  # one call; its passes cost nothing here
     return _RMS.apply(x, weight, eps)
 
 
