@@ -172,7 +172,7 @@ def test_a_window_that_drops_one_token_acts(run):
 def test_a_window_wider_than_the_models_own_is_refused(tmp_path):
     words = "attn.window=4 tokenizer=byte model=nano model.n_layers=1 model.seq_len=16 wandb.mode=disabled"
     sizes = ["train.batch_tokens=64", "train.max_steps=1", "train.eval_tokens=64", f"paths.runs={tmp_path}"]
-    path = run_here([*words.split(), *sizes]).path
+    path = run_here([*words.split(), *sizes, *few_documents(tmp_path / "data")]).path
     error = call(str(path), "--prompt", "abc", "--cache", "window:6").exception
     assert error.message == "`--cache` is window:6: no layer keeps more than its window of 4"
     assert call(str(path), "--prompt", "abc", "--cache", "window:3").exit_code == 0

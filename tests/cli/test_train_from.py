@@ -273,7 +273,9 @@ def test_other_data_is_read_with_the_sources_tokenizer(
     assert run.manifest()["tokenizer_hash"] == source.manifest()["tokenizer_hash"]
     assert run.manifest()["fingerprint"] != source.manifest()["fingerprint"]
     shutil.rmtree(source.path)
-    for command in (["verify", str(run.path)], ["eval", str(run.path)], ["eval", str(run.path), "data=sotu"]):
+    Path("third.txt").write_text("\n\n".join(f"a third text, {i * 3} of them" for i in range(900)))
+    third = ["data=text", "data.files=[third.txt]"]
+    for command in (["verify", str(run.path)], ["eval", str(run.path)], ["eval", str(run.path), *third]):
         status, _, err = called(command, capsys)
         assert status == 0, err
 
