@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from lmlab.data.prepare import Prepared
+    from lmlab.data.tokenizer import Tokenizer
     from lmlab.model.transformer import Transformer
     from lmlab.runs.checkpoint import Checkpoint
 
@@ -39,6 +40,12 @@ def experiment_of(run: RunDir) -> Experiment:
     if files and cwd:  # relative names start where the run was started
         exp.data.files = [str(Path(cwd, Path(name).expanduser())) for name in files]  # type: ignore[attr-defined]
     return exp
+
+
+def ends_of(run: RunDir, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that end a text: end-of-text, and in a model trained here what the next document begins with."""
+    imported = run.manifest().get("state") == IMPORTED
+    return (tokenizer.eot,) if imported else tuple(dict.fromkeys((tokenizer.eot, tokenizer.start)))
 
 
 def _import_plugins(run: RunDir) -> None:

@@ -185,19 +185,19 @@ def test_65536_ids_fit_uint16_and_70000_do_not():
 @pytest.mark.parametrize(("n", "starts"), [(17, 1), (18, 2), (100, 84)])
 def test_window_starts_are_n_minus_t(tmp_path, n, starts):
     """N = T + 1 gives one; over many epochs exactly the N − T starts occur."""
-    batches = TrainBatches(tokens(tmp_path, n), rows=1, seq_len=16, seed=0, packing="stream", eot=0)
+    batches = TrainBatches(tokens(tmp_path, n), rows=1, seq_len=16, seed=0, packing="stream", start=0)
     assert {int(s) for k in range(40 * starts) for s in batches.starts(k)} == set(range(starts))
 
 
 def test_n_up_to_t_tokens_are_an_error(tmp_path):
     with pytest.raises(DataError, match=r"has 16 tokens, `model.seq_len` is 16"):
-        TrainBatches(tokens(tmp_path, 16), rows=1, seq_len=16, seed=0, packing="stream", eot=0)
+        TrainBatches(tokens(tmp_path, 16), rows=1, seq_len=16, seed=0, packing="stream", start=0)
 
 
 def tokens(folder, n):
     """A token file of n tokens: end-of-text and n − 1 ids."""
     path = folder / "train.bin"
-    return TokenFile.write(path, [(list(range(1, n)), n - 1)], vocab_size=256, eot=0, tokenizer_hash="x")
+    return TokenFile.write(path, [(list(range(1, n)), n - 1)], vocab_size=256, start=0, tokenizer_hash="x")
 
 
 def test_bytes_of_a_text_are_len_utf8_and_0x80_counts_one():

@@ -44,7 +44,8 @@ def evaluate(
     limit: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="documents of each task at most")] = None,
     batch_size: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="requests of tasks at once")] = None,
     bos: Annotated[
-        Optional[str], typer.Option(metavar="always|empty", help="end-of-text before each context of a task (always)")
+        Optional[str],
+        typer.Option(metavar="always|empty", help="a start token (or end-of-text) before each context (always)"),
     ] = None,
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="look inside as well, layer by layer")] = False,
@@ -130,7 +131,7 @@ def _evaluate_one(
         refuse_other_data(run, prepared)
     model, tokens = own_run.model(), getattr(prepared, split)
     token_bytes = torch.from_numpy(tokenizer.token_bytes)
-    how: dict[str, Any] = {"eot": tokenizer.eot, "token_bytes": token_bytes, "rows": own_run.rows}
+    how: dict[str, Any] = {"start": tokenizer.start, "token_bytes": token_bytes, "rows": own_run.rows}
     loss_by = functools.partial(evaluate_file, model, tokens, exp, **how)
     loss = loss_by()
     report = {
@@ -148,7 +149,7 @@ def _evaluate_one(
         "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
     }
     if probe:
-        report |= _probed(model, tokens, exp, eot=tokenizer.eot, device=own_run.device)
+        report |= _probed(model, tokens, exp, start=tokenizer.start, device=own_run.device)
     if kinds:
         caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
         report |= {"seq_len": exp.model.seq_len, "caches": caches}
@@ -162,7 +163,7 @@ def _evaluate_one(
 
 
 def _probed(
-    model: Transformer, tokens: TokenFile, exp: Experiment, *, eot: int, device: torch.device
+    model: Transformer, tokens: TokenFile, exp: Experiment, *, start: int, device: torch.device
 ) -> dict[str, Any]:
     """Probes of the first rows of the split, whole ones where it has any, and how many tokens they are."""
     from lmlab.data.batches import eval_batches
@@ -170,7 +171,7 @@ def _probed(
 
     seq_len = exp.model.seq_len
     rows = min(probe_rows(seq_len), max(1, (tokens.n_tokens - 1) // seq_len))
-    batch = next(iter(eval_batches(tokens, rows=rows, seq_len=seq_len, packing=exp.data.packing, eot=eot)))
+    batch = next(iter(eval_batches(tokens, rows=rows, seq_len=seq_len, packing=exp.data.packing, start=start)))
     return {"probe_tokens": rows * seq_len} | as_row(activations(model, batch.to(device)))
 
 

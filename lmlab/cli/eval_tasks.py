@@ -71,12 +71,14 @@ def evaluate_tasks(
     from lmlab.cli.tables import print_table
     from lmlab.eval import harness
     from lmlab.eval.harness_model import HarnessModel
+    from lmlab.opened import ends_of
     from lmlab.runs.evals import record
     from lmlab.runs.files import to_json
 
     size = flags.batch_size or opened.rows
     with screen.preparing() as progress:
-        lm = HarnessModel(opened.model(), opened.tokenizer, batch_size=size, bos=flags.bos, progress=progress)
+        how: dict[str, Any] = {"batch_size": size, "bos": flags.bos, "ends": ends_of(run, opened.tokenizer)}
+        lm = HarnessModel(opened.model(), opened.tokenizer, progress=progress, **how)
         found = harness.run(lm, loaded, limit=flags.limit)
     report = {
         "run": str(run.path),
@@ -84,6 +86,7 @@ def evaluate_tasks(
         "asked": list(flags.names),
         "lm_eval": harness.require(),
         "bos": flags.bos,
+        "start": opened.tokenizer.start_name,
         "limit": flags.limit,
         "batch_size": size,
         "max_length": lm.max_length,
@@ -98,7 +101,7 @@ def evaluate_tasks(
         say(to_json(report))
         return
     where = f"{run.path}  step {opened.checkpoint.step}, lm_eval {report['lm_eval']}"
-    screen.note(f"{where}, end-of-text before {_before(flags.bos)}")
+    screen.note(f"{where}, {opened.tokenizer.start_name} before {_before(flags.bos)}")
     print_table(HEAD, _table(found))
 
 

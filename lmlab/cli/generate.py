@@ -57,7 +57,7 @@ def generate(
     from lmlab.errors import ConfigError, raise_all
     from lmlab.generate.cache_kinds import cache_kind, idle
     from lmlab.generate.text import continuation
-    from lmlab.opened import IMPORTED
+    from lmlab.opened import IMPORTED, ends_of
     from lmlab.runs.files import to_json
 
     texts = read_prompts(prompt, prompts)
@@ -69,15 +69,16 @@ def generate(
     imported, where = opened.run.state() == IMPORTED, str(opened.run.path)
     if model.noncausal() and not allow_noncausal:
         raise ConfigError(f"this model is not causal: {model.noncausal()}", "--allow-noncausal generates all the same")
-    # here every document begins with end-of-text; a model from elsewhere is begun as its tokenizer says
-    starts = [tokenizer.encode_prompt(t) if imported else [tokenizer.eot, *tokenizer.encode(t)] for t in texts]
+    # a prompt is begun as documents are; one of an import whose tokenizer has no start token is left as it is, as
+    # transformers does
+    starts = [tokenizer.encode_prompt(t) if imported else [tokenizer.start, *tokenizer.encode(t)] for t in texts]
     batch, longest = len(texts) * samples, max(len(ids) for ids in starts)
     _refuse_too_long(model, exp, longest + max_new, max_new, batch, kind, screen)
     if kind is not None:
         n = longest + max_new - 1  # the last one is never computed with
         raise_all(idle(kind, exp.arch, n, f"prompt and --max-new give it at most {n:,} tokens"))
     streamed = batch == 1 and not as_json
-    how = {"max_new": max_new, "samples": samples, "kind": kind}
+    how = {"max_new": max_new, "samples": samples, "kind": kind, "end": ends_of(opened.run, tokenizer)}
     found = _run(model, tokenizer, texts[0], starts, sampling, streamed=streamed, **how)
     for n, ids in enumerate([] if streamed else found.tokens):
         text, new = texts[n // samples], continuation(tokenizer, starts[n // samples], ids)
@@ -181,7 +182,6 @@ def _run(
         model,
         starts,
         sampling=sampling,
-        end=tokenizer.eot,
         forbidden_V=unwritable(model, tokenizer),
         on_tokens=write if streamed else None,
         **how,

@@ -62,7 +62,7 @@ def _moved(tensor: torch.Tensor | None, device: torch.device | str, non_blocking
 class TrainBatches:
     """Endless training batches of `rows` × `seq_len` from `tokens`."""
 
-    def __init__(self, tokens: TokenFile, *, rows: int, seq_len: int, seed: int, packing: str, eot: int) -> None:
+    def __init__(self, tokens: TokenFile, *, rows: int, seq_len: int, seed: int, packing: str, start: int) -> None:
         if tokens.n_tokens <= seq_len:
             raise DataError(
                 f"the split `{tokens.path.stem}` has {tokens.n_tokens} tokens, `model.seq_len` is {seq_len}: "
@@ -70,7 +70,7 @@ class TrainBatches:
                 f"set model.seq_len to at most {tokens.n_tokens - 1}, or bring more text",
             )
         self.tokens, self.n_rows, self.seq_len, self.seed = tokens, rows, seq_len, seed
-        self.eot, self.packing = eot, packing
+        self.start, self.packing = start, packing
         self.windows_per_epoch = max(1, (tokens.n_tokens - seq_len) // seq_len)
         self._offsets = tokens.n_tokens - seq_len - (self.windows_per_epoch - 1) * seq_len
         self._span = np.arange(seq_len + 1)
@@ -93,11 +93,11 @@ class TrainBatches:
 
     def batch(self, k: int) -> Batch:
         window = self.tokens.tokens[self.starts(k)[:, None] + self._span]
-        return _batch(window.astype(np.int64), packing=self.packing, eot=self.eot)
+        return _batch(window.astype(np.int64), packing=self.packing, start=self.start)
 
 
 def eval_batches(
-    tokens: TokenFile, *, rows: int, seq_len: int, packing: str, eot: int, max_tokens: int | None = None
+    tokens: TokenFile, *, rows: int, seq_len: int, packing: str, start: int, max_tokens: int | None = None
 ) -> Iterator[Batch]:
     """Non-overlapping windows in the order of the file: each target once, whatever `rows` and `seq_len`.
 
@@ -117,10 +117,10 @@ def eval_batches(
         flat = np.zeros(per_batch + 1, dtype=np.int64)
         flat[: n + 1] = tokens.tokens[first : first + n + 1]
         window = flat[np.arange(rows)[:, None] * seq_len + np.arange(seq_len + 1)]
-        yield _batch(window, packing=packing, eot=eot, n_targets=n)
+        yield _batch(window, packing=packing, start=start, n_targets=n)
 
 
-def _batch(window: np.ndarray, *, packing: str, eot: int, n_targets: int | None = None) -> Batch:
+def _batch(window: np.ndarray, *, packing: str, start: int, n_targets: int | None = None) -> Batch:
     """window: (B, T+1) ids. With n_targets only the first that many targets, row by row, have weight 1."""
     inputs, targets = window[:, :-1].copy(), window[:, 1:].copy()
     B, T = inputs.shape
@@ -129,7 +129,7 @@ def _batch(window: np.ndarray, *, packing: str, eot: int, n_targets: int | None 
     scored = B * T if n_targets is None else n_targets
     weights.reshape(-1)[scored:] = 0
     if packing == "documents":
-        new = inputs == eot
+        new = inputs == start
         if scored < B * T:  # the padding is a document of its own, whatever id fills it
             new.reshape(-1)[scored:] = False
             new.reshape(-1)[scored] = True

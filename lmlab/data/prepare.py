@@ -82,9 +82,10 @@ def prepare(
     folder = cache / "data" / key
     if folder.is_dir() and not force:
         with contextlib.suppress(DataError):  # it may just be replaced by `--force`: looked at again under the lock
-            return open_prepared(folder)
+            if _begun_rightly(found := open_prepared(folder)):
+                return found
     with locked(folder, say):
-        if force or not folder.is_dir():
+        if force or not folder.is_dir() or not _begun_rightly(open_prepared(folder)):
             made = trained or _tokenizer(tokenizer, corpus, cache / "tokenizers" / key, say, force, limit=_limit(data))
             with building(folder) as beside:
                 _write(corpus, data, made, beside, say)
@@ -121,6 +122,11 @@ def open_prepared(folder: Path) -> Prepared:
     if fingerprint != info.get("fingerprint"):
         raise damaged(folder / "info.json", "token files and tokenizer are not the ones it describes")
     return Prepared(tokenizer, **files, fingerprint=fingerprint, tokenizer_hash=tokenizer.hash, info=info)
+
+
+def _begun_rightly(found: Prepared) -> bool:
+    """Not so where an older lmlab put end-of-text before documents whose tokenizer has a start token of its own."""
+    return int(found.train.tokens[0]) == found.tokenizer.start
 
 
 def _fingerprint(files: dict[str, TokenFile], tokenizer: Tokenizer) -> str:
@@ -198,7 +204,7 @@ def _write(corpus: Corpus, data: DataSpec, tokenizer: Tokenizer, folder: Path, s
     """Token files, tokenizer and info.json into `folder`."""
     header: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size,
-        "eot": tokenizer.eot,
+        "start": tokenizer.start,
         "tokenizer_hash": tokenizer.hash,
     }
     limit = _limit(data)

@@ -59,6 +59,17 @@ class Tokenizer:
         encoded = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
         return [[i for _ in of_text for i in next(encoded).ids] for of_text in cut]
 
+    @cached_property
+    def start(self) -> int:
+        """What a document begins with: the token that its tokenizer.json puts before a text, else end-of-text."""
+        own = _start_of(self._backend) if self.kind == "hf" else None
+        return self.eot if own is None else own
+
+    @property
+    def start_name(self) -> str:
+        """For a sentence: `<s>`, or end-of-text."""
+        return "end-of-text" if self.start == self.eot else str(self._backend.id_to_token(self.start))
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a text as its tokenizer.json begins one (with a BOS, say); end-of-text where that gives nothing."""
         if self.kind != "hf":
@@ -85,7 +96,9 @@ class Tokenizer:
     def _bytes_of(self) -> list[bytes]:
         if self._backend is None:
             return [bytes([i]) for i in range(256)] + [b""]
-        return _bytes_of(self._backend, self.vocab_size, self.kind)
+        found = _bytes_of(self._backend, self.vocab_size, self.kind)
+        found[self.eot] = found[self.start] = b""
+        return found
 
     @cached_property
     def hash(self) -> str:
@@ -181,6 +194,11 @@ def hf_tokenizer(text: str, config: dict[str, Any], where: str) -> Tokenizer:
             added[eot_text]["special"] = True  # some files leave it plain, and then text would become the id
         content["truncation"] = content["padding"] = None
         backend = _backend(json.dumps(content))
+        start = _start_of(backend)
+        start_text = None if start is None else backend.id_to_token(start)
+        if start_text in added and not added[start_text]["special"]:
+            added[start_text]["special"] = True
+            backend = _backend(json.dumps(content))
     except Exception as e:  # `tokenizers` raises plain Exception for a broken file
         raise DataError(
             f"`tokenizer.path` {where}: can't read tokenizer.json: {e}", "use a fast tokenizer's file"
@@ -260,6 +278,13 @@ def _backend(text: str) -> Any:
     backend = Backend.from_str(text)
     backend.encode_special_tokens = True  # text that spells a special token stays text
     return backend
+
+
+def _start_of(backend: Any) -> int | None:
+    """The token that the file's template puts right before a text, None where it puts none."""
+    made = backend.encode("a", add_special_tokens=True)
+    before = itertools.takewhile(lambda pair: pair[1], zip(made.ids, made.special_tokens_mask, strict=True))
+    return next((int(i) for i, _ in reversed(list(before))), None)
 
 
 def _content(backend: Any, kind: str) -> Any:

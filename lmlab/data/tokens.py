@@ -2,8 +2,9 @@
 
     [ header, 1024 bytes: magic, version, JSON and its digest | tokens, uint16 or uint32 | document starts, int64 ]
 
-Each document is one end-of-text followed by its ids, so that every byte of the corpus is a target exactly once. A file
-is written beside its name, fsynced and renamed: under its name it is either whole or absent.
+Each document is the tokenizer's start (a BOS of its own, else end-of-text) followed by its ids, so that every byte of
+the corpus is a target exactly once. A file is written beside its name, fsynced and renamed: under its name it is either
+whole or absent.
 """
 
 from __future__ import annotations
@@ -105,11 +106,11 @@ class TokenFile:
         docs: Iterable[tuple[np.ndarray | list[int], int]],
         *,
         vocab_size: int,
-        eot: int,
+        start: int,
         tokenizer_hash: str,
     ) -> TokenFile:
-        """Write documents given as (ids without end-of-text, their UTF-8 bytes), and open the result."""
-        with TokenWriter(path, vocab_size=vocab_size, eot=eot, tokenizer_hash=tokenizer_hash) as writer:
+        """Write documents given as (ids without the start, their UTF-8 bytes), and open the result."""
+        with TokenWriter(path, vocab_size=vocab_size, start=start, tokenizer_hash=tokenizer_hash) as writer:
             for ids, n_bytes in docs:
                 writer.add(np.asarray(ids, dtype=np.int64), n_bytes)
         return cls.open(path)
@@ -118,8 +119,8 @@ class TokenFile:
 class TokenWriter:
     """Writes a token file document by document. Used as a context: leaving it normally puts the file in place."""
 
-    def __init__(self, path: Path, *, vocab_size: int, eot: int, tokenizer_hash: str) -> None:
-        self.path, self.vocab_size, self.eot, self.tokenizer_hash = path, vocab_size, eot, tokenizer_hash
+    def __init__(self, path: Path, *, vocab_size: int, start: int, tokenizer_hash: str) -> None:
+        self.path, self.vocab_size, self.start, self.tokenizer_hash = path, vocab_size, start, tokenizer_hash
         self.n_tokens = self.raw_bytes = 0
         self.doc_starts: list[int] = []
         self._dtype = dtype_for(vocab_size)
@@ -130,7 +131,7 @@ class TokenWriter:
             self._file.write(bytes(HEADER_BYTES))
 
     def add(self, ids: np.ndarray, n_bytes: int) -> None:
-        """Append end-of-text and `ids`. Raises DataError when an id is outside the vocabulary."""
+        """Append the start of a document and `ids`. Raises DataError when an id is outside the vocabulary."""
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
@@ -139,7 +140,7 @@ class TokenWriter:
                 "the tokenizer's tokenizer.json and its added tokens disagree",
             )
         block = np.empty(len(ids) + 1, self._dtype)
-        block[0], block[1:] = self.eot, ids
+        block[0], block[1:] = self.start, ids
         self.doc_starts.append(self.n_tokens)
         self.n_tokens += len(block)
         self.raw_bytes += n_bytes

@@ -25,13 +25,14 @@ from lmlab.generate.text import TextStream
 from lmlab.model.transformer import Transformer
 
 ALWAYS, EMPTY = "always", "empty"
-BOS = (ALWAYS, EMPTY)  # end-of-text before every context, or only where there is no context
+BOS = (ALWAYS, EMPTY)  # the start of a document before every context, or only where there is no context
 Row = tuple[list[int], list[int]]  # ids that are given, at least one; ids that are scored
 Progress = Callable[[str, float], None]
 
 
 class HarnessModel(TemplateLM):
-    """`max_length`: ids of a row at most (None = what the model was trained on). `bos`: always | empty.
+    """`max_length`: ids of a row at most (None = what the model was trained on). `bos`: always | empty. `ends`: ids
+    that end a text (None = end-of-text).
 
     requests, cut_requests, cut_tokens: by name of the task. Raises ConfigError for a model whose tokens see later ones.
     """
@@ -44,6 +45,7 @@ class HarnessModel(TemplateLM):
         batch_size: int = 8,
         bos: str = ALWAYS,
         max_length: Optional[int] = None,
+        ends: Optional[Sequence[int]] = None,
         seed: int = 0,
         progress: Progress = lambda what, share: None,
     ) -> None:
@@ -56,6 +58,7 @@ class HarnessModel(TemplateLM):
             )
         self.model, self._tokenizer, self.batch_size, self.bos = model, tokenizer, batch_size, bos
         self.max_length, self.seed, self._progress = max_length or model.dims.seq_len, seed, progress
+        self.ends = (tokenizer.eot,) if ends is None else tuple(ends)
         self._device = model.embed.weight.device
         self.requests: Counter[str] = Counter()
         self.cut_requests: Counter[str] = Counter()
@@ -63,13 +66,17 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What stands before each document in training, and before a text that has nothing before it."""
         return self._tokenizer.eot
 
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before each document in training, and before a text that has nothing before it."""
+        return self._tokenizer.start
+
     def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: Any) -> list[int]:
-        """Ids; end-of-text before them when asked, and, when nothing is said, as `bos` has it."""
+        """Ids; the start of a document before them when asked, and, when nothing is said, as `bos` has it."""
         first = self.bos == ALWAYS if add_special_tokens is None else add_special_tokens
-        return [self.eot_token_id] * first + self._tokenizer.encode(string)
+        return [self.prefix_token_id] * first + self._tokenizer.encode(string)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(Σ ln p of the continuation, whether greedy decoding gives it) of each (context, continuation)."""
@@ -82,11 +89,11 @@ class HarnessModel(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Σ ln p of each text, every token once: rows of `max_length`, the first after end-of-text, the last full."""
+        """Σ ln p of each text, every token once: rows of `max_length`, the first after a start, the last full."""
         windows: list[list[Row]] = []
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
-            made = get_rolling_token_windows(ids, self.eot_token_id, self.max_length, 1)
+            made = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
             windows.append([make_disjoint_window(window) for window in made])
             assert sum(len(scored) for _, scored in windows[-1]) == len(ids), "every token is scored once"
             self._count(request, 0)
@@ -136,10 +143,10 @@ class HarnessModel(TemplateLM):
                 f"a continuation of {len(scored):,} tokens is to be scored, the model's rows have {self.max_length:,}",
                 "leave the task out, or evaluate a model with a longer model.seq_len",
             )
-        return given or [self.eot_token_id], scored
+        return given or [self.prefix_token_id], scored
 
     def _prompt(self, context: str) -> list[int]:
-        return self.tok_encode(context) or [self.eot_token_id]
+        return self.tok_encode(context) or [self.prefix_token_id]
 
     def _count(self, request: Any, too_many: int) -> None:
         self.requests[request.task_name] += 1
@@ -190,7 +197,7 @@ class HarnessModel(TemplateLM):
             prompts,
             max_new=how.max_new,
             sampling=how.seeded(self.seed, copy),
-            end=self.eot_token_id,
+            end=self.ends,
             forbidden_V=unwritable(self.model, self._tokenizer),
             on_tokens=_Stops(self._tokenizer, how.until, len(prompts)),
         )

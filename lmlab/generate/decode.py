@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -79,11 +79,11 @@ def generate(
     sampling: Sampling = GREEDY,
     samples: int = 1,
     kind: Optional[CacheKind] = FULL,
-    end: Optional[int] = None,
+    end: Union[int, Sequence[int], None] = None,
     forbidden_V: Optional[Tensor] = None,
     on_tokens: Optional[OnTokens] = None,
 ) -> Generated:
-    """Continue each prompt (ids, at least one) `samples` times by up to `max_new` tokens; a row ends at the id `end`.
+    """Continue each prompt (ids, at least one) `samples` times by up to `max_new` tokens; a row ends at an id of `end`.
 
     kind None: no cache, every token computes the whole row again. on_tokens hears the new id of each row, −1 after its
     end, and ends all rows by True. The model's mode is put back; no global generator is touched. Raises LmlabError for
@@ -91,6 +91,7 @@ def generate(
     """
     if not prompts or not all(prompts):
         raise LmlabError("a prompt has no tokens", "begin it with the end-of-text token, as documents do in training")
+    ends = () if end is None else (end,) if isinstance(end, int) else tuple(end)
     device = model.embed.weight.device
     was_training, found = model.training, Generated(prefill_tokens=sum(len(p) for p in prompts))
     model.eval()
@@ -109,14 +110,14 @@ def generate(
             uniform_BN = uniforms(sampling, copies, max_new).to(device)
             step = _Step(model, rows, cache)
             begun = _now(device)
-            out_BN = _decoded(step, logits_BV, uniform_BN, sampling, end, forbidden_V, on_tokens)
+            out_BN = _decoded(step, logits_BV, uniform_BN, sampling, ends, forbidden_V, on_tokens)
             found.decode_s = _now(device) - begun
             found.decode_tokens = out_BN[:, 1:].numel()
             found.cache_bytes = 0 if cache is None else cache.n_bytes
     finally:
         model.train(was_training)
     for ids in out_BN.tolist():
-        stop = ids.index(end) if end in ids else None
+        stop = next((n for n, i in enumerate(ids) if i in ends), None)
         found.tokens.append(ids[:stop])
         found.ended.append(stop is not None)
     return found
@@ -178,7 +179,7 @@ def _decoded(
     logits_BV: Tensor,
     uniform_BN: Tensor,
     sampling: Sampling,
-    end: Optional[int],
+    ends: Sequence[int],
     forbidden_V: Optional[Tensor],
     on_tokens: Optional[OnTokens],
 ) -> Tensor:
@@ -195,10 +196,11 @@ def _decoded(
             _refuse_broken(broken)
         ids_B = pick(logits_BV, uniform_BN[:, n], sampling)
         out.append(ids_B)
-        ended_B = ended_B if end is None else ended_B | (ids_B == end)
+        for end in ends:
+            ended_B = ended_B | (ids_B == end)
         if on_tokens is not None and on_tokens(ids_B.masked_fill(ended_B, -1).tolist()):
             break
-        if n + 1 == N or (end is not None and (n + 1) % every == 0 and bool(ended_B.all())):
+        if n + 1 == N or (ends and (n + 1) % every == 0 and bool(ended_B.all())):
             break
         logits_BV = step(ids_B)
     return torch.stack(out, 1) if out else logits_BV.new_empty(len(logits_BV), 0, dtype=torch.long)

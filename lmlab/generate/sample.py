@@ -28,7 +28,7 @@ def sample(
     sampling = Sampling(TEMPERATURE, TOP_K, seed=seed)
     found = generate(
         model,
-        [[tokenizer.eot]],
+        [[tokenizer.start]],
         max_new=max(1, min(n_tokens, seq_len - 1)),
         sampling=sampling,
         forbidden_V=unwritable(model, tokenizer, and_end=True),
@@ -37,7 +37,8 @@ def sample(
 
 
 def unwritable(model: Transformer, tokenizer: Tokenizer, *, and_end: bool = False) -> torch.Tensor:
-    """(V,) True for ids that are no token of the tokenizer (a padded vocabulary), and for end-of-text if asked."""
+    """(V,) True for ids that are no token of the tokenizer (a padded vocabulary), and, if asked, for what ends a
+    document or begins the next."""
     ids_V = torch.arange(model.embed.weight.shape[0], device=model.embed.weight.device)
     beyond = ids_V >= tokenizer.vocab_size
-    return beyond | (ids_V == tokenizer.eot) if and_end else beyond
+    return beyond | (ids_V == tokenizer.eot) | (ids_V == tokenizer.start) if and_end else beyond

@@ -64,7 +64,7 @@ class Trainer:
             seq_len=exp.model.seq_len,
             seed=seeds["data"],
             packing=exp.data.packing,
-            eot=prepared.tokenizer.eot,
+            start=prepared.tokenizer.start,
         )
         return cls(exp, prepared, master, twin, stepper, batches, torch.from_numpy(prepared.tokenizer.token_bytes))
 
@@ -99,7 +99,7 @@ class Trainer:
             self.twin.model,
             tokens,
             self.exp,
-            eot=self.prepared.tokenizer.eot,
+            start=self.prepared.tokenizer.start,
             token_bytes=self.token_bytes,
             rows=self.stepper.micro_rows,
             max_tokens=max_tokens,
@@ -111,14 +111,14 @@ def evaluate_file(
     tokens: TokenFile,
     exp: Experiment,
     *,
-    eot: int,
+    start: int,
     token_bytes: torch.Tensor,
     rows: int,
     max_tokens: int | None = None,
     kind: CacheKind | None = None,
 ) -> LossSum:
     """Loss on a token file in windows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py)."""
-    cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, eot=eot, max_tokens=max_tokens)
+    cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, start=start, max_tokens=max_tokens)
     batches = eval_batches(tokens, rows=rows, **cut)  # type: ignore[arg-type]
     return total(evaluate(model, batches, token_bytes, kind=kind))
 

@@ -141,7 +141,7 @@ def _batches(run: RunDir) -> Any:
 
     exp, tokenizer = experiment_of(run), Tokenizer.load(run.tokenizer_path)
     train = prepare(exp.data, exp.tokenizer, cache_dir(), trained=tokenizer).train
-    return TrainBatches(train, rows=8, seq_len=16, seed=exp.seeds()["data"], packing="stream", eot=tokenizer.eot)
+    return TrainBatches(train, rows=8, seq_len=16, seed=exp.seeds()["data"], packing="stream", start=tokenizer.start)
 
 
 # ---------------------------------------------------------------- it stands alone

@@ -13,9 +13,9 @@ import numpy as np
 from lmlab.data.tokens import TokenFile
 
 
-def write(path: Path, docs: Iterable[np.ndarray], *, vocab_size: int = 300, eot: int = 0) -> TokenFile:
+def write(path: Path, docs: Iterable[np.ndarray], *, vocab_size: int = 300, start: int = 0) -> TokenFile:
     pairs = [(d, len(d)) for d in docs]
-    return TokenFile.write(path, pairs, vocab_size=vocab_size, eot=eot, tokenizer_hash="test")
+    return TokenFile.write(path, pairs, vocab_size=vocab_size, start=start, tokenizer_hash="test")
 
 
 def in_child(work: Callable[[], object]) -> tuple[int, str]:

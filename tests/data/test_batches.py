@@ -22,7 +22,7 @@ Numbered = Callable[..., TokenFile]
 def batches(
     tokens: TokenFile, *, rows: int = 4, seq_len: int = 8, seed: int = 0, packing: str = "stream"
 ) -> TrainBatches:
-    return TrainBatches(tokens, rows=rows, seq_len=seq_len, seed=seed, packing=packing, eot=0)
+    return TrainBatches(tokens, rows=rows, seq_len=seq_len, seed=seed, packing=packing, start=0)
 
 
 @pytest.mark.parametrize("n", [*range(1, 40), 63, 64, 65, 1000, 4097])
@@ -131,10 +131,10 @@ def test_rows_and_hash(numbered: Numbered) -> None:
     assert moved.documents_BT.device.type == "meta"
 
 
-def by_hand(row: list[int], eot: int) -> tuple[list[int], list[int]]:
+def by_hand(row: list[int], start: int) -> tuple[list[int], list[int]]:
     documents, positions, document, place = [], [], 0, 0
     for token in row:
-        if token == eot:
+        if token == start:
             document, place = document + 1, 0
         documents.append(document)
         positions.append(place)
@@ -142,22 +142,22 @@ def by_hand(row: list[int], eot: int) -> tuple[list[int], list[int]]:
     return documents, positions
 
 
-@pytest.mark.parametrize("eot", [0, 299])
-def test_documents_restart_at_end_of_text(tmp_path: Path, eot: int) -> None:
+@pytest.mark.parametrize("start", [0, 299])
+def test_documents_restart_at_end_of_text(tmp_path: Path, start: int) -> None:
     rng = np.random.default_rng(0)
     docs = [rng.integers(1, 299, size=rng.integers(0, 12)) for _ in range(60)]
-    tokens = write(tmp_path / "train.bin", docs, eot=eot)
-    made = TrainBatches(tokens, rows=4, seq_len=16, seed=0, packing="documents", eot=eot)
+    tokens = write(tmp_path / "train.bin", docs, start=start)
+    made = TrainBatches(tokens, rows=4, seq_len=16, seed=0, packing="documents", start=start)
     for k in range(20):
-        check_documents(made.batch(k), eot)
+        check_documents(made.batch(k), start)
 
 
-def check_documents(batch: Batch, eot: int) -> None:
+def check_documents(batch: Batch, start: int) -> None:
     assert batch.documents_BT is not None
     for row, documents, positions in zip(
         batch.tokens_BT.tolist(), batch.documents_BT.tolist(), batch.positions_BT.tolist(), strict=True
     ):
-        assert (documents, positions) == by_hand(row, eot)
+        assert (documents, positions) == by_hand(row, start)
 
 
 SIZES = [(n, rows, t) for n in (2, 3, 8, 9, 10, 17, 63, 64, 65, 100) for rows in (1, 3, 4) for t in (1, 5, 8, 32)]
@@ -171,7 +171,7 @@ def test_evaluation_scores_every_target_exactly_once(
     tokens = numbered(n)
     for limit in (None, 1, 7, n - 1, n + 5):
         scored: list[int] = []
-        for batch in eval_batches(tokens, rows=rows, seq_len=seq_len, packing=packing, eot=0, max_tokens=limit):
+        for batch in eval_batches(tokens, rows=rows, seq_len=seq_len, packing=packing, start=0, max_tokens=limit):
             assert batch.tokens_BT.shape == (rows, seq_len)
             counted = batch.weights_BT > 0
             assert torch.equal(batch.tokens_BT[counted] + 1, batch.targets_BT[counted])
@@ -181,7 +181,7 @@ def test_evaluation_scores_every_target_exactly_once(
 
 def test_padding_is_a_document_of_its_own(tmp_path: Path) -> None:
     tokens = write(tmp_path / "val.bin", [np.array([5, 6, 7]), np.array([8, 9])])  # 0 5 6 7 0 8 9
-    (batch,) = eval_batches(tokens, rows=2, seq_len=8, packing="documents", eot=0)
+    (batch,) = eval_batches(tokens, rows=2, seq_len=8, packing="documents", start=0)
     assert batch.documents_BT is not None
     assert batch.tokens_BT[0].tolist() == [0, 5, 6, 7, 0, 8, 0, 0]
     assert batch.weights_BT[0].tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
@@ -194,7 +194,7 @@ def test_padding_is_a_document_of_its_own(tmp_path: Path) -> None:
 def test_a_single_token_has_nothing_to_predict(tmp_path: Path) -> None:
     tokens = write(tmp_path / "val.bin", [np.array([], dtype=int)])
     with pytest.raises(DataError, match="the split `val` has 1 token"):
-        next(eval_batches(tokens, rows=1, seq_len=4, packing="stream", eot=0))
+        next(eval_batches(tokens, rows=1, seq_len=4, packing="stream", start=0))
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])

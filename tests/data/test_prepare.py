@@ -22,10 +22,11 @@ from data_cases import in_child
 from lmlab.data import prepare as preparing
 from lmlab.data.corpora import SPLITS, split_documents
 from lmlab.data.prepare import Prepared, cache_dir, prepare
-from lmlab.data.spec import BPE, Byte, TextFiles
-from lmlab.data.tokenizer import Tokenizer
+from lmlab.data.spec import BPE, Byte, HubTokenizer, TextFiles
+from lmlab.data.tokenizer import Tokenizer, load_hf
 from lmlab.data.tokens import TokenWriter
 from lmlab.errors import DataError
+from tests.interop.made import EOT, begun, tokenizer_folder
 
 N_DOCS = 40
 
@@ -76,6 +77,43 @@ def test_every_document_is_in_its_split_once(data: TextFiles, cache: Path, token
         assert file.raw_bytes == sum(len(t.encode()) for t in expected[split])
         assert file.raw_bytes == done.tokenizer.token_bytes[file.tokens].sum()
         assert (file.tokens == done.tokenizer.eot).sum() == file.n_docs == len(expected[split])
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["by its folder", "a run's own"])
+def test_documents_begin_with_the_tokenizer_s_own_start(
+    data: TextFiles, cache: Path, tmp_path: Path, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template's BOS, another token than end-of-text; what was prepared without it is made again."""
+    spec = HubTokenizer(path=str(begun(tokenizer_folder(tmp_path / "t"))))
+    how = {"trained": load_hf(spec)} if trained else {}
+    with monkeypatch.context() as before:
+        before.setattr(Tokenizer, "start", property(lambda self: self.eot))
+        old = prepare(data, spec, cache, **how)
+        assert prepare(data, spec, cache, **how).fingerprint == old.fingerprint
+    done = prepare(data, spec, cache, **how)
+    assert done.fingerprint != old.fingerprint
+    for split in SPLITS:
+        file = getattr(done, split)
+        assert (file.tokens[file.doc_starts] == 257).all()
+        assert (file.tokens == 257).sum() == file.n_docs
+        assert 256 not in file.tokens
+        assert file.raw_bytes == done.tokenizer.token_bytes[file.tokens].sum()
+    assert prepare(data, spec, cache, **how).fingerprint == done.fingerprint
+
+
+@pytest.mark.parametrize("name", [None, EOT], ids=["no template", "a template of end-of-text"])
+def test_other_tokenizers_keep_their_files(
+    data: TextFiles, cache: Path, tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tokenizer_folder(tmp_path / "t")
+    spec = HubTokenizer(path=str(folder if name is None else begun(folder, name)))
+    with monkeypatch.context() as before:
+        before.setattr(Tokenizer, "start", property(lambda self: self.eot))
+        old = prepare(data, spec, cache)
+    monkeypatch.setattr(preparing, "_write", None)
+    done = prepare(data, spec, cache)
+    assert (done.fingerprint, done.train.path) == (old.fingerprint, old.train.path)
+    assert (done.train.tokens[done.train.doc_starts] == 256).all()
 
 
 def test_bpe_is_trained_on_the_train_split_alone(data: TextFiles, cache: Path) -> None:

@@ -20,6 +20,7 @@ from lmlab.data.prepare import Prepared
 from lmlab.data.spec import BPE, Byte, HubTokenizer
 from lmlab.data.tokenizer import Tokenizer, byte_tokenizer, check_lossless, hf_tokenizer, pieces, train_bpe
 from lmlab.errors import DataError
+from tests.interop.made import begun
 
 CORPUS = [
     "the cat sat on the mat, the cat's hat sat on that.\n",
@@ -273,6 +274,40 @@ def test_hf_sentencepiece_spelling_counts_bytes() -> None:
     for text in ("a a", " a", "aéa 中"):
         check_lossless(made, text, made.encode(text))
         assert made.lossless, made.lossy_why
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_hf_start_is_what_its_template_puts_before_a_text(tmp_path: Path, special: bool) -> None:
+    folder = begun(gpt2_like(tmp_path / "t"), "<s>")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    added = next(a for a in content["added_tokens"] if a["content"] == "<s>")
+    added["special"], bos = special, added["id"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    made = load(folder)
+    assert (made.start, made.start_name) == (bos, "<s>")
+    assert made.start != made.eot
+    assert made.encode_prompt("cat") == [bos, *made.encode("cat")]
+    assert bos not in made.encode("a <s> b")
+    assert made.token_bytes[bos] == 0
+    assert made.decode([bos, *made.encode("cat")]) == "cat"
+    made.save(tmp_path / "saved")
+    assert Tokenizer.load(tmp_path / "saved").start == bos
+
+
+def test_without_a_start_of_its_own_it_is_end_of_text(own: Tokenizer, tmp_path: Path) -> None:
+    plain, ended = load(gpt2_like(tmp_path / "a")), load(begun(gpt2_like(tmp_path / "b"), "<|endoftext|>"))
+    for made in (own, plain, ended):
+        assert (made.start, made.start_name) == (made.eot, "end-of-text")
+
+
+def test_a_template_s_last_token_is_no_start(tmp_path: Path) -> None:
+    folder = begun(gpt2_like(tmp_path / "t"), "<s>")
+    text = (folder / "tokenizer.json").read_text()
+    content = json.loads(text)
+    content["post_processor"]["single"].reverse()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    made = load(folder)
+    assert made.start == made.eot
 
 
 WRONG = {

@@ -32,7 +32,7 @@ def test_nothing_scored_is_not_a_number() -> None:
 def test_any_batch_size_gives_one_figure(trainer: Callable[..., Any], seq_len: int, max_tokens: int | None) -> None:
     made = trainer(f"model.seq_len={seq_len}", f"train.batch_tokens={8 * seq_len}")
     made.master.double()
-    kwargs = dict(eot=made.prepared.tokenizer.eot, token_bytes=made.token_bytes, max_tokens=max_tokens)
+    kwargs = dict(start=made.prepared.tokenizer.start, token_bytes=made.token_bytes, max_tokens=max_tokens)
     found = [evaluate_file(made.master, made.prepared.val, made.exp, rows=rows, **kwargs) for rows in (1, 3, 8)]
     assert len({(f.tokens, f.bytes) for f in found}) == 1
     assert found[0].tokens == min(max_tokens or 10**9, made.prepared.val.n_tokens - 1)

@@ -55,6 +55,17 @@ def test_a_cache_changes_nothing(name, kind):
     assert generate(net, PROMPTS, max_new=12, sampling=SAMPLED, kind=kind).tokens == expected
 
 
+def test_a_row_ends_at_the_first_of_several_ends():
+    net = made()
+    whole = generate(net, PROMPTS, max_new=20, sampling=SAMPLED).tokens
+    ends = (whole[0][9], whole[1][4])
+    found = generate(net, PROMPTS, max_new=20, sampling=SAMPLED, end=ends)
+    for ids, cut, ended in zip(whole, found.tokens, found.ended, strict=True):
+        stops = [ids.index(end) for end in ends if end in ids]
+        assert cut == ids[: min(stops, default=20)]
+        assert ended == bool(stops)
+
+
 def test_a_long_prompt_is_read_in_chunks():
     net = made("alibi, window")
     prompt = torch.randint(VOCAB, (2 * CHUNK + 3,), generator=torch.Generator().manual_seed(0)).tolist()

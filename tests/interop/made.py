@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 TEXTS = ["Fellow citizens of the Senate and of the House of Representatives", "the union is strong, and it grows"]
-EOT = "<|endoftext|>"
+EOT, BOS = "<|endoftext|>", "<s>"
 
 
 def tokenizer_folder(folder: Path, more: int = 0) -> Path:
@@ -25,4 +25,20 @@ def tokenizer_folder(folder: Path, more: int = 0) -> Path:
     (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
     settings = {"eos_token": EOT, "bos_token": EOT, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def begun(folder: Path, name: str = BOS) -> Path:
+    """The folder's tokenizer with a template that puts `name` before a text, as Llama's has it; the next id where it is
+    new."""
+    from tokenizers import Tokenizer, processors
+
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    backend = Tokenizer.from_file(str(file))
+    backend.add_special_tokens([name])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{name} $A", pair=f"{name} $A {name} $B", special_tokens=[(name, backend.token_to_id(name))]
+    )
+    backend.save(str(file))
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"bos_token": name}))
     return folder

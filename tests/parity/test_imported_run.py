@@ -12,11 +12,12 @@ import torch
 import lmlab
 from lmlab.cli import app
 from lmlab.config.amend import amend
-from lmlab.opened import experiment_of
+from lmlab.data.corpora import split_documents
+from lmlab.opened import ends_of, experiment_of, prepared
 from lmlab.runs.checkpoint import load
 from lmlab.runs.rundir import RunDir
 from tests.composed import close, rows
-from tests.interop.made import EOT, tokenizer_folder
+from tests.interop.made import BOS, EOT, begun, tokenizer_folder
 from tests.parity.folders import CASES, ROWS, logits, model_of, saved
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
@@ -102,32 +103,69 @@ def test_it_is_the_newest_that_is_done(here):
     assert (Path("again") / "config.json").is_file()
 
 
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("bos", [None, EOT, BOS], ids=["no start", "its end", "its own"])
 def test_it_goes_on_as_theirs_does(here, bos, tmp_path, monkeypatch):
     """Text in, text out, by their tokenizer with its template: a BOS in front where it has one."""
     folder = saved(tmp_path / "theirs", model_of(*CASES["llama"])[1])
-    if bos:
-        content = json.loads((folder / "tokenizer.json").read_text())
-        first = {"SpecialToken": {"id": EOT, "type_id": 0}}
-        text = {"Sequence": {"id": "A", "type_id": 0}}
-        tokens = {EOT: {"id": EOT, "ids": [256], "tokens": [EOT]}}
-        content["post_processor"] = {
-            "type": "TemplateProcessing", "single": [first, text], "pair": [first, text], "special_tokens": tokens,
-        }  # fmt: skip
-        (folder / "tokenizer.json").write_text(json.dumps(content))
+    if bos is not None:
+        begun(folder, bos)
     monkeypatch.chdir(tmp_path)
     run = json.loads(here.lmlab(f"import theirs {DATA.replace('data.txt', '/dev/null')} --json"))["run"]
     words = ["generate", run, "--prompt", "Fellow", "--max-new", "9", "--temperature", "0", "--json"]
     mine = json.loads(here.said(words))
     theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs").eval()
     asked = transformers.AutoTokenizer.from_pretrained("theirs")("Fellow", return_tensors="pt")["input_ids"]
-    assert asked.shape[1] == len("Fellow") + bos
-    allowed = {"suppress_tokens": list(range(257, ROWS))}  # rows of no token
+    assert asked.shape[1] == len("Fellow") + (bos is not None)
+    allowed = {"suppress_tokens": list(range(lmlab.load(run)[1].vocab_size, ROWS))}  # rows of no token
     out = theirs.generate(asked, max_new_tokens=9, do_sample=False, eos_token_id=256, pad_token_id=0, **allowed)
     new = out[0, asked.shape[1] :].tolist()
     new = new[: new.index(256)] if 256 in new else new
     assert mine["text"] == lmlab.load(run)[1].decode(new)
     assert mine["tokens"] == len(new)
+
+
+def test_documents_begin_with_its_own_start(here, tmp_path, monkeypatch):
+    """`lmlab eval` of an import with a BOS: transformers' loss on rows that begin with it."""
+    folder = begun(saved(tmp_path / "theirs", model_of(*CASES["llama"])[1]))
+    texts = [f"Fellow citizens, {n} times the union is strong." for n in range(200)]
+    (tmp_path / "docs.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    monkeypatch.chdir(tmp_path)
+    words = "data=text data.files=[docs.jsonl] data.val_frac=0.5 data.packing=documents"
+    run = json.loads(here.lmlab(f"import theirs {words} model.seq_len=48 --json"))["run"]
+    found = json.loads(here.lmlab(f"eval {run} train.precision=fp32 --json"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    begin_text = transformers.AutoTokenizer.from_pretrained(folder)
+    val = [begin_text(t)["input_ids"] for split, t in split_documents(texts, 0.5, 0.05) if split == "val"]
+    assert {ids[0] for ids in val} == {257}
+    stream = torch.tensor([i for ids in val for i in ids])
+    assert len(stream) == found["tokens"] + 1
+    nats = 0.0
+    for at in range(0, found["tokens"], 48):  # rows of the stream, each document in a row alone
+        row, begin = stream[at : at + 49], 0
+        while begin < len(row) - 1:
+            end = next((n for n in range(begin + 1, len(row) - 1) if row[n] == 257), len(row) - 1)
+            out = logits(theirs, row[None, begin:end])[0]
+            nats += float(torch.nn.functional.cross_entropy(out, row[begin + 1 : end + 1], reduction="sum"))
+            begin = end
+    assert found["loss"] == pytest.approx(nats / found["tokens"], rel=1e-5)
+
+
+def test_what_is_trained_on_from_it_begins_and_ends_as_its_data_do(here, tmp_path, monkeypatch):
+    begun(saved(tmp_path / "theirs", model_of(*CASES["llama"])[1]))
+    shutil.copy("data.txt", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(json.loads(here.lmlab(f"import theirs {DATA} --json"))["run"])
+    words = "train.max_steps=2 train.batch_tokens=128 train.eval_tokens=64 wandb.mode=disabled name=on"
+    here.lmlab(f"train --from {run.name} {words}")
+    (made,) = (RunDir(path) for path in Path("runs").glob("on-*"))
+    tokenizer = lmlab.load(made.path)[1]
+    assert ends_of(run, tokenizer) == (256,)
+    assert ends_of(made, tokenizer) == (256, 257)
+    exp = experiment_of(made)
+    assert prepared(exp, made.tokenizer_path, lambda what, share: None).train.tokens[0] == 257
+    assert (
+        json.loads(here.said(["generate", made.name, "--prompt", "Fellow", "--max-new", "2", "--json"]))["tokens"] <= 2
+    )
 
 
 def test_lists_and_reports_take_it(here):

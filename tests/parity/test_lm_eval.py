@@ -263,6 +263,42 @@ def test_equals_lm_eval_s_own_model_on_what_is_exported(here, place, bos):
         assert ours.generate_until(until) == theirs.generate_until(until, disable_tqdm=True)
 
 
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma"])
+def test_equals_lm_eval_s_own_model_on_a_folder_with_a_start_token(case, tmp_path):
+    """A template `<s> $A`, which is not the end token: HFLM's own defaults, on the folder that is imported."""
+    import lmlab as lab
+
+    transformers = pytest.importorskip("transformers", reason="transformers is in the `parity` extra")
+    pytest.importorskip("accelerate", reason="accelerate, which lm_eval's hf model needs, is in the `parity` extra")
+    from lm_eval.models.huggingface import HFLM
+
+    from tests.interop.made import begun
+    from tests.parity.folders import CASES, model_of, run_of, saved
+
+    cls, config = CASES[case]
+    config = config | {"vocab_size": 258, "bos_token_id": 257, "eos_token_id": 256}
+    folder = begun(saved(tmp_path / "theirs", model_of(cls, config)[1]))
+    run = run_of(folder, tmp_path / "runs", "model.seq_len=64")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    names = transformers.AutoTokenizer.from_pretrained(folder)
+    given, none = (HFLM(loaded, tokenizer=names, batch_size=2, max_length=64, add_bos_token=b) for b in (None, False))
+    net, tokenizer, _ = lab.load(run.path)
+    assert (given.prefix_token_id, names.eos_token_id) == (tokenizer.start, tokenizer.eot) == (257, 256)
+    pairs = [request(*pair) for pair in PAIRS if pair[1] and pair[0].strip()] + [request("a" * 99, "bcd")]
+    until = [request(c, {"until": ["e"], "max_gen_toks": 20}) for c in ("The state", "Fellow", "We", "a" * 99)]
+    for bos, theirs in (("always", given), ("empty", none)):
+        ours = HarnessModel(net, tokenizer, batch_size=2, bos=bos)
+        (ours_p, ours_greedy), (theirs_p, theirs_greedy) = (
+            zip(*lm.loglikelihood([*pairs, request("", "We")], disable_tqdm=True), strict=True) for lm in (ours, theirs)
+        )
+        assert ours_p == pytest.approx(theirs_p, rel=1e-6)
+        assert ours_greedy == theirs_greedy
+        assert ours.generate_until(until) == theirs.generate_until(until, disable_tqdm=True)
+        texts = [request(text * 5) for text in TEXTS if text]  # one start before each text, which is not scored
+        expected = none.loglikelihood_rolling(texts, disable_tqdm=True)
+        assert ours.loglikelihood_rolling(texts) == pytest.approx(expected, rel=1e-6)
+
+
 # ---------------------------------------------------------------- tasks of local files
 
 QUESTIONS = [
