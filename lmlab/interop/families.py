@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmlab.config.amend import quoted
-from lmlab.config.meaning import PARTS, differences, show_value
-from lmlab.errors import ConfigError, listed
+from lmlab.config.meaning import PARTS, differences, meaning, same, show_value
+from lmlab.errors import ConfigError
 from lmlab.interop.family import Family, Words
 from lmlab.interop.gpts import GPTS
 from lmlab.interop.keys import Keys, Refused, transformers_module
@@ -39,19 +39,20 @@ def arch_of(words: Words) -> Arch:
 class Written:
     """An architecture as one family writes it; `lost` is what that does not say.
 
-    own: how many of these were set away from their defaults. whole: whether `lost` is all of it; where transformers or
-    the family refuses the rest unseen, it is not.
+    own: how many of these were set away from their defaults. parts: how many are a part as a whole. whole: whether
+    `lost` is all of it; where transformers or the family refuses the rest unseen, it is not.
     """
 
     family: Family
     config: dict[str, Any]
     lost: list[str]
     own: int = 0
+    parts: int = 0
     whole: bool = True
 
     @property
-    def distance(self) -> tuple[bool, int, int]:
-        return not self.whole, len(self.lost), self.own
+    def distance(self) -> tuple[bool, int, int, int]:
+        return not self.whole, len(self.lost), self.parts, self.own
 
 
 # What a family refuses whatever else there is; with these in its place the rest can be compared.
@@ -74,9 +75,24 @@ def written(arch: Arch, family: Family, vocab: int, longest: int) -> Written:
         if further is None:
             return Written(family, config, refusals, whole=False)
         near, found = further
-    lost = differences(near, found)
-    own = len(refusals) + sum(_is_set(near, key) for key, _, _ in lost)
-    return Written(family, config, refusals + [f"`{k}={show_value(v)}`" for k, v, _ in lost], own)
+    lost = list(_lost(near, found))
+    own = len(refusals) + sum(_is_set(near, key) for key, _ in lost)
+    parts = sum("." not in key for key, _ in lost)
+    return Written(family, config, refusals + [f"`{k}={show_value(v)}`" for k, v in lost], own, parts)
+
+
+def _lost(wanted: Arch, found: Arch) -> Iterator[tuple[str, Any]]:
+    """(key, value) of all that is not said; of a part that is another one also each field that was set and would be
+    lost with it, so that nobody changes the part and then hears of the next."""
+    mine, theirs = meaning(wanted), meaning(found)
+    for key, value, _ in differences(wanted, found):
+        yield key, value
+        if "." not in key:
+            part = getattr(wanted, key)
+            for name in (k.partition(".")[2] for k in mine if k.startswith(f"{key}.")):
+                full = f"{key}.{name}"
+                if _is_set(wanted, full) and not same(mine[full], theirs.get(full)):
+                    yield full, getattr(part, name)
 
 
 def _read_back(arch: Arch, family: Family, vocab: int, longest: int) -> tuple[dict[str, Any], Arch | str]:
@@ -136,4 +152,4 @@ def choose(arch: Arch, vocab: int, longest: int, wanted: str | None = None) -> W
 
 
 def _losses(found: Written) -> str:
-    return listed(found.lost, 12)
+    return ", ".join(found.lost)

@@ -209,6 +209,15 @@ NEAREST = {  # what is composed, the family with the fewest losses, the losses
         "llama",
         "partial_rotary_factor: 0.5 of its config.json (only 1), `attn.bias_o=true`",
     ),
+    # a part that is another one counts with all that was set in it
+    "attn.softcap=3 attn.scale=2": ("llama", "`attn.softcap=3`, `attn.scale=2`"),
+    "attn=mla attn.softcap=3 attn.scale=2": ("deepseek_v3", "`attn.softcap=3`, `attn.scale=2`"),
+    "preset=gpt2 norm=dyt norm.alpha=0.7": ("gpt2", "`norm=dyt`, `norm.alpha=0.7`"),
+    "attn=mla attn.q_rank=24 pos=alibi attn.window=8": ("deepseek_v3", "`pos=alibi`, `attn.window=8`"),
+    "block=sandwich attn.softcap=3 attn.scale=2 model.logit_softcap=9 ffn=relu2 ffn.bias=true": (
+        "llama",
+        "`model.logit_softcap=9`, `block=sandwich`, `attn.softcap=3`, `attn.scale=2`, `ffn=relu2`",
+    ),
 }
 
 
@@ -224,7 +233,7 @@ def test_the_nearest_family_is_the_one_that_loses_least(line):
     assert asked.value.message == f"`--family {family}` can't express {lost}"
     assert "this one is the nearest" in asked.value.hint
     with pytest.raises(ConfigError) as other:
-        choose(arch, 100, 32, "deepseek_v3")
+        choose(arch, 100, 32, "phi" if family == "deepseek_v3" else "deepseek_v3")
     assert f"the nearest, {family}, can't express {lost}" in other.value.hint
 
 
