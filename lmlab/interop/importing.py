@@ -26,6 +26,7 @@ from lmlab.interop import families, keys, rope
 from lmlab.interop.families import FAMILIES, Words
 from lmlab.interop.family import Family
 from lmlab.interop.folder import weights_of
+from lmlab.interop.refusals import by_the_folder
 from lmlab.interop.source import Source, located, refuse_other, tokenizer_of
 from lmlab.interop.tensors import imported
 from lmlab.model.spec import Arch
@@ -78,8 +79,16 @@ def describe(source: Source) -> Described:
     found = keys.read(source.folder, raw)
     words = family.words(found)
     found.refuse_unknown(family.harmless)
-    longest = getattr(found.config, "max_position_embeddings", None)
-    return Described(source, family, raw, words, found["vocab_size"], longest)
+    longest = _longest(found)
+    return Described(source, family, raw, words, found.whole("vocab_size"), longest)
+
+
+def _longest(found: keys.Keys) -> int | None:
+    """Tokens that the configuration allows a row, by whichever name the file says it; None where it says nothing."""
+    names = ("n_positions", "max_position_embeddings")
+    if getattr(found.config, names[1], None) is None:
+        return None
+    return found.whole(names[0] if names[0] in found.raw else names[1])
 
 
 def _refuse_other_head(raw: Mapping[str, Any], family: Family) -> None:
@@ -102,7 +111,11 @@ def composed(model: Described, typed: Sequence[str], *, config_dir: str | None =
     words = dict(model.words) | _around(model, {key: o.element() for key, o in given.items() if not o.is_choice})
     own = families.typed({k: v for k, v in words.items() if k not in given})
     raise_all(_beyond_table(words))
-    loaded = load([*own, *typed], config_dir=config_dir, imported=True)
+    try:
+        loaded = load([*own, *typed], config_dir=config_dir, imported=True)
+    except LmlabError as error:
+        raise_all(by_the_folder(error, model.raw, list(given)))
+        raise
     raise_all(_disagreements(model.arch, loaded.experiment.arch))
     return [*own, *typed], loaded
 

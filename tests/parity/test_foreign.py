@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmlab.cli import app
-from lmlab.errors import ConfigError, LmlabError
+from lmlab.config.meaning import FREE, PARTS
+from lmlab.errors import ConfigError, Errors, LmlabError
 from lmlab.interop.importing import composed, describe
 from lmlab.interop.keys import Keys
 from lmlab.interop.source import Source
@@ -26,6 +28,8 @@ from tests.parity.folders import CASES, LLAMA3, edited, logits, model_of, ours, 
 
 transformers = pytest.importorskip("transformers", reason="transformers is in the `hf` extra")
 WHOLE = "model.safetensors"
+WORD = re.compile(r"([a-z_]+(?:\.\w+)?)=[^\s;:]+")
+ORIGINAL = {"original_max_position_embeddings": 16}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +302,12 @@ DAMAGED: dict[str, tuple[str, Any, str, str]] = {
     ),
     "config.json is no JSON": ("llama", lambda f: cut(f / "config.json", 0.5), "config.json can't be read", "bring it"),
     "no config.json": ("llama", lambda f: (f / "config.json").unlink(), "has no config.json", "save_pretrained"),
+    "an embedding without rows": (
+        "llama",
+        lambda f: raw_edit(f, "vocab_size", 0),
+        "`vocab_size` of config.json is 0",
+        "",
+    ),
     "a size that is no number": (
         "llama",
         lambda f: edited(f, hidden_size="wide"),
@@ -325,16 +335,92 @@ def test_it_is_refused(case, sound, tmp_path, monkeypatch, capsys):
     assert not (folder / "it ran").exists()
 
 
+def proposed(hint: str) -> list[str]:
+    """Keys of the model that a hint names with a value, or with a default."""
+    found = [key for key in WORD.findall(hint) if key.partition(".")[0] in PARTS and key not in FREE]
+    return found + ["the default is"] * ("the default is" in hint)
+
+
+RULES_BROKEN = {
+    "a share of channels that are no pairs": (
+        "neox",
+        {
+            "hidden_size": 80,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        },
+        "the rotary width is 5 (`pos.fraction` 0.25 of the head size 20)",
+        "`rope_parameters.partial_rotary_factor` 0.25",
+    ),
+    "llama3 with its ends exchanged": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                **LLAMA3,
+                "high_freq_factor": 0.5,
+            }
+        },
+        "`rope_scaling.high_freq_factor` is 0.5",
+        "`rope_parameters.high_freq_factor` 0.5 and `rope_parameters.low_freq_factor` 1",
+    ),
+    "yarn without a pair as slow as beta_slow": (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_slow": 20.0, **ORIGINAL}},
+        "`rope_scaling.beta_slow` 20",
+        "`rope_parameters.original_max_position_embeddings` 16 and `rope_parameters.beta_slow` 20",
+    ),
+    "eps 0": ("llama", {"rms_norm_eps": 0.0}, "`norm.eps` is 0", "`rms_norm_eps` 0"),
+    "eps 0 of gpt2": ("gpt2", {"layer_norm_epsilon": 0.0}, "`norm.eps` is 0", "`layer_norm_epsilon` 0"),
+    "a factor below 1": (
+        "llama",
+        {"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 0.5}},
+        "`rope_scaling.factor` is 0.5",
+        "`rope_scaling.factor` 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULES_BROKEN)
+def test_a_rule_that_the_folder_breaks_is_told_by_its_own_keys(case, sound, tmp_path):
+    kind, changes, message, key = RULES_BROKEN[case]
+    shutil.copy(sound[kind] / "config.json", tmp_path)
+    edited(tmp_path, **changes)
+    with pytest.raises(LmlabError) as caught:
+        composed(describe(Source("there", tmp_path)), [])
+    assert message in caught.value.message
+    said = caught.value.hint
+    assert (
+        said == f"its config.json says {key}; lmlab can't be told otherwise, so this model can't be imported as it is"
+    )
+
+
+def test_what_is_typed_and_can_not_be_is_left_out(sound):
+    with pytest.raises(LmlabError) as caught:
+        composed(describe(Source("there", sound["neox"])), ["attn.head_dim=20"])
+    assert caught.value.hint == "leave attn.head_dim out: the folder says what the model is"
+    with pytest.raises(LmlabError) as caught:
+        composed(describe(Source("there", sound["llama"])), ["train.batch_tokens=1000"])
+    assert caught.value.hint == "use 960 or 1024, or another length of a row (model.seq_len)"
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "deepseek"])
 def test_no_value_of_any_key_ends_in_a_traceback(kind, sound, tmp_path):
-    """Each key with what does not belong there: understood, harmless, or told in our words."""
+    """Each key with what does not belong there: understood, harmless, or told in our words, never with a remedy that
+    import would refuse next."""
     raw = json.loads((sound[kind] / "config.json").read_text())
+    told: list[tuple[LmlabError, Any]] = []
     places = [(key, None) for key in raw] + [("rope_parameters", key) for key in raw.get("rope_parameters", {})]
-    for (key, inner), value in itertools.product(places, ("x", -1, {})):
+    for (key, inner), value in itertools.product(places, ("x", -1, {}, 0.0)):
         changed = {key: value if inner is None else raw[key] | {inner: value}}
         (tmp_path / "config.json").write_text(json.dumps(raw | changed))
-        with contextlib.suppress(LmlabError):
+        try:
             composed(describe(Source("there", tmp_path)), [])
+        except LmlabError as error:
+            told += [(e, changed) for e in (error.errors if isinstance(error, Errors) else (error,))]
+    assert told
+    assert not [(str(e), changed) for e, changed in told if not e.hint or proposed(e.hint)]
 
 
 @pytest.mark.parametrize("depth", [400, 900, 960, 980, 990, 1000, 5000, 200_000])
