@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lmlab.runs.find import Found
 
 MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
+OF_TASKS = ("kernels", "device", "train.precision", "paths")  # their own data; rows of every length: never compiled
 SPLITS = ("val", "test")
 
 
@@ -70,7 +71,7 @@ def evaluate(
     if split not in (None, *SPLITS):
         raise ConfigError(f"`--split` is {split}", "use val or test")
     flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
-    may_set = MAY_SET if flags is None else MAY_SET[1:]  # tasks bring their own data
+    may_set = MAY_SET if flags is None else OF_TASKS
     refuse_keys(keys, may_set, "evaluation")
     root = runs_root(keys)
     screen = Screen()

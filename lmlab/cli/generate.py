@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmlab.model.cache import CacheKind
     from lmlab.model.transformer import Transformer
 
-MAY_SET = ("kernels", "compile", "device", "train.precision", "paths")
+MAY_SET = ("kernels", "device", "train.precision", "paths")  # each batch has another length: never compiled
 TEMPERATURE = 0.8
 
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def generate(
     words: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="RUN|KEY=VALUE", help="a run; keys: kernels, compile, device, train.precision"),
+        typer.Argument(metavar="RUN|KEY=VALUE", help="a run; keys: kernels, device, train.precision"),
     ] = None,
     prompt: Annotated[Optional[str], typer.Option(metavar="TEXT", help="what to continue")] = None,
     prompts: Annotated[

@@ -150,6 +150,7 @@ def test_seeds_samples_and_caches(run):
         (["--prompt", "a", "--cache", "window:0"], "`--cache` is window:0", "window:1 or more"),
         (["--prompt", "a", "--cache", "sink:0+8"], "no token is a sink", "write window:8"),
         (["--prompt", "a", "--max-new", "9000000"], "the cache of 1 × 9,000,002 tokens takes", "window:N"),
+        (["--prompt", "a", "compile=true"], "`compile` can't be changed at generation", "set: kernels, device"),
         (["--prompt", "a", "norm=layernorm"], "`norm` can't be changed at generation", "keys that may be set"),
         (["--prompt", "a", "other"], "two runs are named", "name one"),
     ],
