@@ -88,6 +88,8 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
     # refuses what can't run before anything is written
     plan = planning.make(exp, prepared, begun, flags.memory, loaded.start)
     planning.check_stop(plan, flags.stop_at, done=0)
+    for note in loaded.notes:
+        screen.warn(note)
     for row in known:
         screen.warn(f"known failure, {row.name}: {row.figure}; {row.reason}")
     if flags.dry_run:

@@ -16,6 +16,7 @@ from lmlab.config import catalogue, parse
 from lmlab.config.fields import fields, problem, walk
 from lmlab.config.parse import Override
 from lmlab.config.tree import GROUPS, Experiment
+from lmlab.config.untaken import untaken
 from lmlab.errors import ConfigError, LmlabError, raise_all
 from lmlab.model.spec import Arch
 from lmlab.registry import OPTIONS
@@ -36,13 +37,14 @@ class Start:
 @dataclass(frozen=True)
 class Loaded:
     """An experiment and how it was asked for. `choices`: labels by group, {"model": "tiny", "preset": "llama", …};
-    `start`: None when the weights are drawn, or lie in the run already."""
+    `start`: None when the weights are drawn, or lie in the run already; `notes`: what to say before training."""
 
     experiment: Experiment
     overrides: list[str]
     choices: dict[str, str]
     plugin_sources: dict[str, str] = field(default_factory=dict)
     start: Start | None = None
+    notes: list[str] = field(default_factory=list)
 
     def used_plugins(self) -> dict[str, str]:
         """The plug-ins whose classes are in the experiment: these, and no others, enter its identity."""
@@ -74,7 +76,7 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None, imported: b
     else:
         problems += [e for e in _explain(words, composer, None, imported) if not plugin_errors or not _about_part(e)]
     raise_all(problems)
-    return Loaded(experiment, list(overrides), choices, sources)
+    return Loaded(experiment, list(overrides), choices, sources, notes=untaken(words, experiment, user))
 
 
 def _plugins(words: list[Override], errors: list[ConfigError]) -> tuple[dict[str, str], list[LmlabError]]:
