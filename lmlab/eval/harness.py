@@ -18,10 +18,12 @@ from unittest import mock
 
 import numpy as np
 
+from lmlab.data.hub import NO_NETWORK, NOT_THERE
 from lmlab.errors import ConfigError, DataError, LmlabError, in_one_line
-from lmlab.eval.harness_tasks import PREFIX, is_file, manager_of, refuse_running_code, source
+from lmlab.eval.harness_tasks import PREFIX, is_file, manager_of, mending, refuse_running_code, source
 
 UNVERSIONED = ("Yaml", "N/A")  # what lm_eval says of a task whose metadata has no version
+DATA = "its data comes from the Hugging Face hub or its cache (HF_HUB_OFFLINE), or from data_files on this disk"
 EXTRA = "pip install 'lmlab[lm-eval]'"
 
 
@@ -75,7 +77,8 @@ def run(lm: Any, loaded: dict[str, dict[str, Any]], *, limit: Optional[int] = No
             raise
         except Exception as error:
             named = ", ".join(PREFIX + name for name in tasks)
-            raise DataError(f"{named} can't be evaluated: {in_one_line(error)}", "--debug shows where") from error
+            hint = mending([file for task in tasks.values() if (file := _written(task)) is not None])
+            raise DataError(f"{named} can't be evaluated: {in_one_line(error)}", hint) from error
     groups = {name: {"figures": _figures(row, {})} for name, row in found.get("groups", {}).items()}
     return {"tasks": {name: _told(name, found, task, lm) for name, task in tasks.items()}, "groups": groups}
 
@@ -137,18 +140,33 @@ def _loaded(manager: Any, name: str) -> dict[str, Any]:
     except LmlabError:
         raise
     except Exception as error:  # of datasets, of the hub, of a module that the task needs
-        raise DataError(
-            f"{PREFIX}{name} can't be loaded: {in_one_line(error)}",
-            "its data comes from the Hugging Face hub or its cache (HF_HUB_OFFLINE), or from data_files on this disk",
-        ) from error
+        hint = DATA if _of_missing_data(error) else mending([name])
+        raise DataError(f"{PREFIX}{name} can't be loaded: {in_one_line(error)}", hint) from error
     return found
+
+
+def _of_missing_data(error: BaseException | None) -> bool:
+    """Whether data could not be found or fetched, at any place of what led to the error."""
+    while error is not None:
+        kinds = {cls.__name__ for cls in type(error).__mro__}
+        if kinds & (NO_NETWORK | NOT_THERE | {"FileNotFoundError"}):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _written(task: Any) -> str | None:
+    """The file that a task is written in, one of the user's or of lm_eval's."""
+    metadata = task.config.metadata
+    found = metadata.get("config_source") if isinstance(metadata, dict) else None
+    return str(found) if found and Path(found).is_file() else None
 
 
 def _told(name: str, found: dict[str, Any], task: Any, lm: Any) -> dict[str, Any]:
     """Of one task: version, documents, figures, what was cut off, and where it is written."""
     n = found["n-samples"][name]
     config = task.config
-    written = (config.metadata or {}).get("config_source") if isinstance(config.metadata, dict) else None
+    written = _written(task)
     return {
         "version": None if (version := found["versions"].get(name)) in UNVERSIONED else version,
         "output_type": config.output_type,
@@ -161,7 +179,7 @@ def _told(name: str, found: dict[str, Any], task: Any, lm: Any) -> dict[str, Any
         "cut_tokens": lm.cut_tokens[name],
         "dataset": {"path": config.dataset_path, "name": config.dataset_name},
         "generation_kwargs": config.generation_kwargs,
-        **(source(Path(written)) if written and Path(written).is_file() else {}),
+        **(source(Path(written)) if written is not None else {}),
     }
 
 

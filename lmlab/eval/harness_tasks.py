@@ -20,6 +20,12 @@ PREFIX = "lm_eval:"
 ENDINGS = (".yaml", ".yml")
 PLAIN = "tag:yaml.org,2002:"
 CODE = ("use_prompt",)
+SHAPES: dict[str, tuple[str, type]] = {
+    "metric_list": ("[{metric: acc}]", list),
+    "filter_list": ("[{name: first, filter: [{function: take_first}]}]", list),
+    "generation_kwargs": ('{until: ["\\n"]}', dict),
+    "dataset_kwargs": ("{data_files: {test: questions.jsonl}}", dict),
+}
 
 
 def named(words: str) -> list[str]:
@@ -81,9 +87,32 @@ def read(path: Path, *, seen: Sequence[Path] = ()) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is a group of tasks, not a task", f"name its tasks: {PREFIX}A,{PREFIX}B.yaml")
     if not isinstance(content, dict) or not (seen or isinstance(content.get("task"), str)):  # an included one need not
         raise DataError(f"{path} is no task: it has no key task", "see how lm_eval writes one")
+    _refuse_shapes(content, path)
     includes = content.get("include") or []
     includes = includes if isinstance(includes, list) else [includes]
     return [content, *(c for name in includes for c in read(path.parent / str(name), seen=(*seen, path)))]
+
+
+def _refuse_shapes(content: dict[str, Any], path: Path) -> None:
+    """Raises DataError for a setting of another shape than lm_eval's: its own errors do not name the key."""
+    for key, (example, kind) in SHAPES.items():
+        value = content.get(key)
+        if value is None or (isinstance(value, dict) if kind is dict else _is_list_of_mappings(value)):
+            continue
+        what = "mapping" if kind is dict else "list of mappings"
+        raise DataError(f"the task file {path}: `{key}` is {value!r}, which is no {what}", f"write {key}: {example}")
+
+
+def _is_list_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def mending(names: Sequence[str], what: str = "lm_eval can't use what it says") -> str:
+    """A hint on errors of tasks that come from these task files, or from lm_eval's own."""
+    files = [name for name in names if is_file(name)]
+    if not files:
+        return "the task is lm_eval's own: see its documentation; --debug shows where"
+    return f"mend the task file {' or '.join(files)}: {what}; --debug shows where"
 
 
 def source(path: Path) -> dict[str, str]:

@@ -519,6 +519,41 @@ BROKEN = {
 }
 
 
+MALFORMED = {  # what is written instead in one of the files, and the hint on it
+    "template": ("choice", ("{{{{question}}}}", "{{{{question"), "mend the task file broken.yaml"),
+    "a filter": (
+        "choice",
+        ("metadata:", "filter_list: [{{name: a, filter: [{{function: b}}]}}]\nmetadata:"),
+        "mend the",
+    ),
+    "a key": ("choice", ("metadata:", "metadatum: 3\nmetadata:"), "mend the task file broken.yaml"),
+    "metric_list": ("rolling", ("metric_list: [", "metric_list: 3 #"), "write metric_list: [{metric: acc}]"),
+    "filter_list": ("choice", ("metadata:", "filter_list: 3\nmetadata:"), "write filter_list: [{name:"),
+    "generation_kwargs": (
+        "written",
+        ("generation_kwargs: {{", "generation_kwargs: 5 #"),
+        "write generation_kwargs: {un",
+    ),
+    "a target": ("choice", ("doc_to_target: answer", "doc_to_target: 7"), "mend the task file"),
+    "no split": ("choice", ("test_split: test\n", ""), "mend the task file"),
+    "another split": ("choice", ("test_split: test\n", "test_split: exam\n"), "mend the task file"),
+    "dataset_kwargs": ("choice", ("dataset_kwargs: {{", "dataset_kwargs: 7 #"), "write dataset_kwargs: {data_files:"),
+    "no data": ("choice", ("questions.jsonl", "absent.jsonl"), "or from data_files on this disk"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_file_is_not_told_to_ask_the_hub(here, place, name):
+    file, (old, new), expected_hint = MALFORMED[name]
+    assert old in FILES[file]
+    (place / "broken.yaml").write_text(
+        FILES[file].replace(old, new).format(folder=place).replace(f"own_{file}", "own_b")
+    )
+    error, hint = here.refused("eval", "run", "--tasks", "lm_eval:broken.yaml")
+    assert expected_hint in hint, (error, hint)
+    assert ("hub" in hint) == (name == "no data")
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_can_not_be_run_is_told(here, place, name):
     change, message = BROKEN[name]
