@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -14,7 +15,9 @@ def main() -> int:
         return answer(words[1:])
     from lmlab.cli.app import run
 
-    return run(words)
+    status = run(words)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter ends, Ctrl-C is no traceback
+    return status
 
 
 if __name__ == "__main__":

@@ -199,5 +199,5 @@ def _line(report: dict[str, Any]) -> str:
     figures = [f"loss {report['loss']:.4f} nats/token", f"perplexity {report['perplexity']:.2f}"]
     if report["bits_per_byte"] is not None:
         figures.append(f"{report['bits_per_byte']:.4f} bits/byte")
-    where = f"{report['data']} {report['split']}, {report['tokens']:,} tokens"
+    where = f"{report['data']} {report['split']}, {report['tokens']:,} tokens, {report['precision']}"
     return f"{report['run']}  step {report['step']}  {where}:  " + " · ".join(figures)

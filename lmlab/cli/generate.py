@@ -62,7 +62,7 @@ def generate(
 
     texts = read_prompts(prompt, prompts)
     sampling = _sampling(temperature, top_k, top_p, seed, samples)
-    kind = None if cache == "none" else cache_kind(cache)
+    kind = None if cache == "none" else cache_kind(cache, also="none (all again each time), ")
     screen = Screen()
     opened = _opened(words or [], config_dir, screen)
     exp, tokenizer, model = opened.exp, opened.tokenizer, opened.model()

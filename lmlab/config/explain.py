@@ -261,7 +261,7 @@ def _unknown_hint(override: Override) -> str:
     key, value = override.key, override.value
     head, leaf = key.partition(".")[0], key.rpartition(".")[2]
     if keys := _fitting(leaf, override):
-        meant = " or ".join(f"{k}={value}" for k in keys[:3])
+        meant = " or ".join(_meant(k, override) for k in keys[:3])
         return f"did you mean {meant}?"
     top = [*GROUPS, PRESET, *catalogue.nodes(), *(n for n, f in fields(Experiment).items() if f.node is None), *ALIASES]
     guess = nearest(head, top)
@@ -287,6 +287,16 @@ def _fitting(leaf: str, override: Override, *, strict: bool = False) -> list[str
     return sorted(fit if strict else fit or keys, key=lambda k: k.startswith("seed."))
 
 
+def _meant(key: str, override: Override) -> str:
+    """The key with the value; with what it takes instead where the value is nothing that it takes."""
+    kinds = possible_fields(key)
+    try:
+        fits = not kinds or any(problem(override.element(), f) is None for f in kinds)
+    except ConfigError:
+        fits = True
+    return f"{key}={override.value}" if fits else f"{key}, which takes {kinds[0].allowed()}"
+
+
 def _unknown_field(group: str, leaf: str, override: Override, part: Spec) -> ConfigError:
     """A field that this option has not: another option's, a misspelt one, or the option's name."""
     known = fields(type(part))
@@ -297,8 +307,9 @@ def _unknown_field(group: str, leaf: str, override: Override, part: Spec) -> Con
         also = f" (also {listed(owners[1:])})" if owners[1:] else ""
         return ConfigError(message, f"use {group}={owners[0]}, which has it{also}")
     if guess := nearest(leaf, known):
-        return ConfigError(message, f"did you mean {group}.{guess}={override.value}?")
+        return ConfigError(message, f"did you mean {_meant(f'{group}.{guess}', override)}?")
     everywhere = [k for k in keys_named(leaf) if possible_fields(k)]
     if everywhere:
-        return ConfigError(message, f"did you mean {everywhere[0]}={override.value}?")
+        fitting = [k for k in _fitting(leaf, override) if possible_fields(k)] or everywhere
+        return ConfigError(message, f"did you mean {_meant(fitting[0], override)}?")
     return ConfigError(message, f"it has {listed(known, 20)}" if known else f"{group}={part.name} has no fields")

@@ -6,6 +6,7 @@ stderr, and with HF_HUB_OFFLINE=1 no connection is opened.
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 import sys
@@ -109,6 +110,7 @@ def _sealed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(lm_eval.utils, "env", templates))
         stack.enter_context(_missing("evaluate"))  # its metrics are scripts of the hub
+        stack.enter_context(_without_defaults())
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True)))
         if constants.HF_HUB_OFFLINE:
@@ -127,6 +129,21 @@ def _missing(module: str) -> Iterator[None]:
         del sys.modules[module]
         if before is not None:
             sys.modules[module] = before
+
+
+@contextmanager
+def _without_defaults() -> Iterator[None]:
+    """lm_eval tells every run that a metric of a task is aggregated as that metric always is."""
+
+    def news(record: logging.LogRecord) -> bool:
+        return ". using default " not in record.getMessage()
+
+    logger = logging.getLogger("lm_eval.api.task")
+    logger.addFilter(news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(news)
 
 
 def _refused_connection(self: socket.socket, address: Any) -> None:

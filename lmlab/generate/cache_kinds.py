@@ -14,8 +14,8 @@ _SINK = re.compile(r"sink:(\d+)\+(\d+)")
 LIMIT = 2**31
 
 
-def cache_kind(text: str) -> CacheKind:
-    """The kind that a word stands for. Raises ConfigError."""
+def cache_kind(text: str, *, also: str = "") -> CacheKind:
+    """The kind that a word stands for. also: what else the caller takes, for the hint. Raises ConfigError."""
     if text in ("full", "int8"):
         return CacheKind(text)
     if match := _WINDOW.fullmatch(text):
@@ -26,7 +26,8 @@ def cache_kind(text: str) -> CacheKind:
             raise ConfigError(f"`--cache` is {text}: no token is a sink", f"write window:{window}")
     else:
         raise ConfigError(
-            f"`--cache` is {text}", "use full, int8, window:N (the newest N) or sink:N+M (the first N and the newest M)"
+            f"`--cache` is {text}",
+            f"use full, int8, {also}window:N (the newest N) or sink:N+M (the first N and the newest M)",
         )
     if not 1 <= window < LIMIT or sinks >= LIMIT:
         raise ConfigError(f"`--cache` is {text}: a window keeps at least the token itself", "use window:1 or more")
@@ -41,9 +42,14 @@ def idle(kind: CacheKind, arch: Arch, n: int, what: str) -> list[ConfigError]:
     own = [attn.layer_window(layer) for layer in range(arch.model.n_layers)]
     if all(kind.layout(window) == (window, 0) for window in own):
         widest = max(window for window in own if window is not None)
-        return [
-            ConfigError(f"`--cache` is {kind}: no layer keeps more than its window of {widest}", "use a smaller one")
-        ]
+        return [ConfigError(f"`--cache` is {kind}: no layer keeps more than its window of {widest}", _smaller(widest))]
     if kind.window + kind.sinks >= n:
-        return [ConfigError(f"`--cache` is {kind}, which drops nothing: {what}", "use a smaller one")]
+        return [ConfigError(f"`--cache` is {kind}, which drops nothing: {what}", _smaller(n))]
     return []
+
+
+def _smaller(n: int) -> str:
+    """What drops something of n tokens."""
+    return (
+        f"use a smaller one, of fewer than {n} tokens" if n > 1 else "leave it out: nothing keeps less than one token"
+    )

@@ -32,6 +32,11 @@ WRONG = {
     "zzz=1": ("`zzz` is not known", "lmlab options"),
     "attn.n_kv_heads=2": ("`attn.n_kv_heads` is not a field of attn=mha", "use attn=gqa"),
     "norm.bias=false": ("`norm.bias` is not a field of norm=rmsnorm", "use norm=layernorm"),
+    "attn.nope_layers=[1]": (
+        "`attn.nope_layers` is not a field of attn=mha",
+        "did you mean attn.nope_every_n_layers, which takes a whole number ≥ 1 or null?",
+    ),
+    "window=[3]": ("`window` is not known", "did you mean attn.window, which takes a whole number ≥ 1 or null?"),
     "attn.windw=3": ("`attn.windw` is not a field of attn=mha", "did you mean attn.window=3?"),
     "attn.seq_len=3": ("`attn.seq_len` is not a field of attn=mha", "did you mean model.seq_len=3?"),
     "block.eps=3": ("`block.eps` is not a field of block=prenorm", "norm.eps=3"),

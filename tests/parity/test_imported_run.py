@@ -87,6 +87,7 @@ def test_it_is_evaluated_by_its_own_tokenizer(here):
     assert found["content_hash"] == load(here.run.checkpoints()[0].path).content_hash
     assert found["own_data"] is False
     assert found["bits_per_byte"] > 0
+    assert f" tokens, {found['precision']}:  loss " in here.lmlab(f"eval {here.run.name}")
     assert net.dims.vocab_size == ROWS > tokenizer.vocab_size
     again = json.loads(here.lmlab(f"eval {here.run.name} train.precision=fp32 compile=false --json"))
     assert again["loss"] == pytest.approx(found["loss"], rel=0.02)

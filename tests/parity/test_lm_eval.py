@@ -484,6 +484,7 @@ def test_the_table_has_errors_and_counts(place):
     assert len(acc.split()) == 8
     assert "end-of-text before texts without a context" in err
     assert "cut off" not in err
+    assert "using default" not in err
 
 
 def test_what_is_cut_off_is_told(here, place):
