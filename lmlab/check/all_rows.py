@@ -20,6 +20,7 @@ QUICK: dict[str, Ask] = {
     "causality": invariants.causality,
     "causality in training": invariants.causality_in_training,
     "packed = alone": invariants.packed,
+    "cached = full": invariants.cached,
     "gradients": invariants.every_gradient,
 }
 ROWS: dict[str, Ask] = {

@@ -3,7 +3,7 @@ option, each with its rows, over processes.
 
 Each option is composed once; the rest is put together from parts. What a row of lmlab/compat/rules.py refuses is
 counted with that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a
-choice of a field those that stand before a training, and the cache.
+choice of a field those that stand before a training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lmlab.config.tree import Experiment
 GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
 CHUNK = 8
 SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
-BRIEF = (*QUICK, "cached = full")  # of a choice beside an option
+BRIEF = tuple(QUICK)  # of a choice beside an option
 
 
 class Outcome(NamedTuple):

@@ -20,7 +20,7 @@ FOLDER = "checks"
 
 
 def quick(experiment: Experiment) -> list[Row]:
-    """Oracle, causality, packed = alone, gradients; about a second."""
+    """Oracle, causality, packed = alone, cached = full, gradients; about a second."""
     return asked(experiment, QUICK)
 
 

@@ -69,8 +69,9 @@ class Position(nn.Module):
         return x_BTD
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:
-        """Made once per forward, outside the compiled blocks. length_BT: (B, 1 or T) tokens of the text that each query
-        stands in: its document, or its row without padding (None = all of the row)."""
+        """Made once per forward, by a cache once for all layers that keep the same keys, outside the compiled blocks.
+        k_pos_BS: of all keys that the queries may see. length_BT: (B, 1 or T) tokens of the text that each query stands
+        in: its document, or its row without padding (None = all of the row)."""
         return PosTables()
 
 
@@ -244,6 +245,15 @@ def alibi_slopes(n_heads: int) -> list[float]:
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     return slopes if power == n_heads else slopes + alibi_slopes(2 * power)[0::2][: n_heads - power]
+
+
+def n_distances(q_pos_BT: Tensor, k_pos_BS: Tensor) -> int:
+    """How many distances from 0 a query may have to a key before it: what a bias of every distance must have. Positions
+    may have gaps, and a cache may hold the first and the last keys of a long text alone, so they are looked at (an
+    accelerator is waited for); at least the number of keys, which keeps the shape of most tables the same."""
+    if q_pos_BT.is_meta or q_pos_BT.numel() == 0:
+        return k_pos_BS.shape[1]
+    return max(k_pos_BS.shape[1], int(q_pos_BT.max() - k_pos_BS.min()) + 1)
 
 
 def shared_row(positions_BT: Tensor) -> Tensor:

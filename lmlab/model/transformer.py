@@ -148,11 +148,11 @@ class Transformer(nn.Module):
         self, cache: Cache, positions_BT: Tensor, dtype: torch.dtype, length_BT: Optional[Tensor]
     ) -> list[Any]:
         """The same with the keys that each layer's cache holds, the new ones among them."""
-        tables = self.pos.tables(positions_BT, positions_BT, length_BT)
+        tables_of = {lay: self.pos.tables(positions_BT, lay.k_pos_BS, length_BT) for lay in cache.layouts}
         made: dict[Any, Any] = {}
         views = []
         for (kind, attn), kept in zip(self._attentions(), cache.layers, strict=True):
-            layout = kept.layout
+            layout, tables = kept.layout, tables_of[kept.layout]
             if (kind, layout) not in made:
                 made[kind, layout] = attn.prepare(layout.mask, tables, positions_BT, layout.k_pos_BS, dtype)
             views.append(made[kind, layout])

@@ -13,6 +13,7 @@ from torch import Tensor
 from lmlab.check.flags import GROUPS, dead_flags
 from lmlab.check.rows import Row
 from lmlab.cli.check_plan import planned
+from lmlab.cli.new import filled
 from lmlab.kernels import attention
 from lmlab.kernels.attention import probabilities
 from lmlab.model import attn, block, pos
@@ -170,6 +171,43 @@ def test_a_window_that_a_plugin_ignores_is_caught(tmp_path: Path) -> None:
     ignoring = plugin(tmp_path, "drops_window", body="self.window = None")
     found = row_of(f"{ignoring} attn.window=64", "causality")
     assert (found.state, "token 0 reaches position 23" in found.figure) == ("fail", True)
+
+
+def template(folder: Path, group: str, name: str, old: str = "", new: str = "") -> str:
+    """What `lmlab new` writes, some of its text replaced: the words that choose it."""
+    text = filled(f"{group}.py.txt", group, name)
+    assert old in text
+    (folder / f"{name}.py").write_text(text.replace(old, new) if old else text)
+    return f"plugins=['{folder / name}.py'] {group}={name}"
+
+
+@pytest.mark.parametrize("more", ["", " attn.window=8", " attn.window=8 attn.pattern=SL"])
+def test_a_position_of_the_new_keys_alone_is_caught(more: str, tmp_path: Path) -> None:
+    healthy = template(tmp_path, "pos", "falls_by_log")
+    assert row_of(healthy + more, "cached = full").state == "pass"
+    blind = template(tmp_path, "pos", "sees_new_keys", "n_distances(q_pos_BT, k_pos_BS)", "q_pos_BT.shape[1]")
+    assert row_of(blind + more, "cached = full").state == "fail"
+    assert row_of(blind + more, "causality").state == "pass"
+
+
+def new_positions_alone(patch: pytest.MonkeyPatch) -> None:
+    views = Transformer.cached_views
+
+    def faulty(self: Transformer, cache: Any, positions: Tensor, *more: Any) -> Any:
+        tables = self.pos.tables
+        self.pos.tables = lambda q, k, length=None: tables(q, q, length)
+        try:
+            return views(self, cache, positions, *more)
+        finally:
+            self.pos.tables = tables
+
+    patch.setattr(Transformer, "cached_views", faulty)
+
+
+def test_a_cache_that_hands_on_new_positions_alone_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = template(tmp_path, "pos", "falls_by_log_too")
+    new_positions_alone(monkeypatch)
+    assert "(chunks of" in row_of(line, "cached = full").figure
 
 
 def dead(line: str, groups: Sequence[str] = GROUPS) -> Row:

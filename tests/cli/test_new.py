@@ -20,13 +20,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_template_passes_its_own_test(here: Path) -> None:
-    """Causal, deterministic, every parameter trained, configuration read back: in a process of its own."""
+    """Causal, deterministic, cached = full, every parameter trained, configuration read back: in a process of its own."""
     for group in GROUPS:
         assert app.run(["new", group, f"my_{group}"]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "."]
     done = subprocess.run(command, env=os.environ | {"PYTEST_ADDOPTS": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert f"{5 * len(GROUPS)} passed" in done.stdout
+    assert f"{8 * len(GROUPS)} passed" in done.stdout
 
 
 def test_what_is_written_is_clean(here: Path) -> None:

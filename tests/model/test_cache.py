@@ -49,6 +49,24 @@ def made(attn: str = "mha", pos: Any = "rope", scaling: str = "none", **more: An
     return peaked(randomized(net), T)
 
 
+@pytest.mark.parametrize(("attn", "layouts"), [("mha", 1), ("windows and whole, NoPE", 2)])
+def test_positions_are_asked_once_per_layout_with_its_own_keys(attn: str, layouts: int, monkeypatch) -> None:
+    net, asked = made(attn, "alibi", n_layers=4), []
+    plain = net.pos.tables
+
+    def spied(q: Tensor, k: Tensor, length: Tensor | None = None) -> Any:
+        asked.append((q[0].tolist(), sorted(k[0].tolist())))
+        return plain(q, k, length)
+
+    monkeypatch.setattr(net.pos, "tables", spied)
+    tokens, positions = rows(2, T)
+    chunked(net, tokens, positions, 6)
+    windowed = [(list(range(s, s + 6)), list(range(max(0, s - W + 1), s + 6))) for s in (0, 6, 12)]
+    whole = [(list(range(s, s + 6)), list(range(s + 6))) for s in (0, 6, 12)]
+    each = [windowed, whole] if layouts == 2 else [whole]
+    assert asked == [kind[n] for n in range(3) for kind in each]
+
+
 def asked_length(net: Transformer, n: int, B: int = 2) -> Tensor | None:
     return torch.full((B, 1), n) if net.pos.needs_length else None
 
