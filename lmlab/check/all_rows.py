@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from lmlab.check import counts, invariants, kernels
+from lmlab.check import counts, invariants, kernels, layers
 from lmlab.check.composed import Composed
 from lmlab.check.rows import Row, attempted, known
 from lmlab.config.tree import Experiment
@@ -19,22 +19,30 @@ QUICK: dict[str, Ask] = {
     "oracle": invariants.against_oracle,
     "causality": invariants.causality,
     "causality in training": invariants.causality_in_training,
+    "causality by layer": layers.causality_by_layer,
+    "causality in training by layer": layers.causality_in_training_by_layer,
     "packed = alone": invariants.packed,
+    "packed = alone in training": invariants.packed_in_training,
     "cached = full": invariants.cached,
     "gradients": invariants.every_gradient,
+    "dropout": layers.dropout_as_set,
 }
 ROWS: dict[str, Ask] = {
     "oracle": invariants.against_oracle,
     "causality": invariants.causality,
     "causality in training": invariants.causality_in_training,
+    "causality by layer": layers.causality_by_layer,
+    "causality in training by layer": layers.causality_in_training_by_layer,
     "causality by gradient": invariants.causality_by_gradient,
     "shift": invariants.shift,
     "packed = alone": invariants.packed,
+    "packed = alone in training": invariants.packed_in_training,
     "padded = alone": invariants.padded,
     "batched = alone": invariants.batched,
     "cached = full": invariants.cached,
     "micro-batches = whole": invariants.micro_batches,
     "gradients": invariants.every_gradient,
+    "dropout": layers.dropout,
     "loss at step 0": counts.first_loss,
     "initial values": counts.initial_values,
     "parameters and FLOPs": counts.counts,
@@ -44,7 +52,10 @@ ROWS: dict[str, Ask] = {
 }
 # What people ask of an implementation, and the rows that answer it.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("is the mask applied before the softmax?", ("causality", "causality by gradient", "oracle")),
+    (
+        "is the mask applied before the softmax?",
+        ("causality", "causality by layer", "causality by gradient", "oracle"),
+    ),
     ("do query heads read the right key/value heads, in order?", ("oracle", "backends agree")),
     ("is the scale 1/√C, and the softmax stable?", ("oracle", "kernels = reference")),
     ("does RoPE turn q and k only, and by distance alone?", ("shift", "oracle")),
@@ -52,7 +63,13 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("does the cache grow along time?", ("cached = full",)),
     (
         "one mathematics for training and inference?",
-        ("causality in training", "packed = alone", "batched = alone", "micro-batches = whole"),
+        (
+            "causality in training",
+            "packed = alone",
+            "packed = alone in training",
+            "batched = alone",
+            "micro-batches = whole",
+        ),
     ),
 )
 

@@ -1,7 +1,9 @@
 """The model that `lmlab check` asks its questions: small, in float64, on weights that hide nothing.
 
 Every parameter is random (norm weights off 1, biases off 0), and what makes q is scaled until attention is peaked: on
-nearly uniform attention a leak or a wrong scale hardly shows.
+nearly uniform attention a leak or a wrong scale hardly shows. Nothing is so large that it hides what comes before it:
+scores and what goes into a cap are bounded, for past that the rounding of a score moves weights by more than the rows
+allow, and a function that is flat passes no edit on.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,9 @@ from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer, build
 
 PEAK = 0.5  # the mean largest attention weight of the last row
-NEARLY = 0.95  # of a cap on the scores
+LOUDEST = 30.0  # a score: made in float32 it is off by some 1e-6, and so are the weights
+STEEPEST = 3.0  # what goes into a cap, over the cap: tanh passes on 1 % of an edit there
+LIKELIEST_DROP = 0.2  # at more, a token of a narrow model may be dropped altogether
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Composed:
     @cached_property
     def net(self) -> Transformer:
         """Random and peaked, in eval mode. Don't change it: `copy()` is for that."""
-        net = randomized(self.build())
+        net = heard(randomized(self.build()), self.rows())
         self.peak, self.unpeaked = peaked(net, self.rows())
         return net
 
@@ -88,14 +92,19 @@ class Composed:
     @cached_property
     def quiet(self) -> Transformer:
         """The same weights without dropout, in train mode."""
-        net = self.build(without_dropout(self.arch))
+        return self.in_training(0.0)
+
+    def in_training(self, most: float) -> Transformer:
+        """The same weights in train mode, no dropout being larger than `most`."""
+        net = self.build(without_dropout(self.arch, most))
         net.load_state_dict(self.net.state_dict())
-        return net.train()
+        return with_less_dropout(net, most).train()
 
     @cached_property
     def soft(self) -> Transformer:
         """Random, but not peaked, without dropout, in train mode."""
-        return randomized(self.build(without_dropout(self.arch))).train()
+        net = with_less_dropout(randomized(self.build(without_dropout(self.arch))), 0.0)
+        return heard(net, self.rows()).train()
 
     @cached_property
     def declared(self) -> dict[str, str]:
@@ -112,8 +121,18 @@ class Composed:
         return net.train()
 
 
-def without_dropout(arch: Arch) -> Arch:
-    return dataclasses.replace(arch, attn=given(arch.attn, dropout=0.0), model=given(arch.model, dropout=0.0))
+def without_dropout(arch: Arch, most: float = 0.0) -> Arch:
+    """The parts with no dropout above `most`."""
+    attn = given(arch.attn, dropout=min(most, getattr(arch.attn, "dropout", 0.0)))
+    return dataclasses.replace(arch, attn=attn, model=given(arch.model, dropout=min(most, arch.model.dropout)))
+
+
+def with_less_dropout(net: Transformer, most: float) -> Transformer:
+    """The same for modules that parts of one's own have, in place."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = min(module.p, most)
+    return net
 
 
 def as_dict(arch: Arch) -> dict[str, dict[str, Any]]:
@@ -127,7 +146,8 @@ def as_dict(arch: Arch) -> dict[str, dict[str, Any]]:
 
 @torch.no_grad()
 def randomized(net: Transformer, seed: int = 0) -> Transformer:
-    """Every parameter drawn anew, in place: matrices keep lengths, tables are 0.5, the rest is off its start by 0.3."""
+    """Every parameter drawn anew, in place: matrices keep lengths, tables are 0.5, the rest is off its start by 0.3, or
+    off ±1 where it starts further out."""
     starts = table(net)
     for name, p in net.named_parameters():
         noise = z(seed, f"check {name}", tuple(p.shape)).to(p.dtype)
@@ -136,38 +156,90 @@ def randomized(net: Transformer, seed: int = 0) -> Transformer:
         elif p.ndim >= 2 and starts[name].mean == 0:
             p.copy_(noise * p.shape[-1] ** -0.5)
         else:
-            p.copy_(starts[name].mean + 0.3 * noise)
+            p.copy_(max(-1.0, min(starts[name].mean, 1.0)) + 0.3 * noise)
     for name, b in net.named_buffers():
         noise = z(seed, f"check {name}", tuple(b.shape)).to(torch.float64)
         if name.endswith("running_mean"):
             b.copy_(0.3 * noise)
         elif name.endswith("running_var"):
             b.copy_((0.3 * noise).exp())
+    for module in net.modules():
+        _louder_before_signs(module)
     return net
+
+
+def _louder_before_signs(attn: Any) -> None:
+    """A norm of one channel is its sign: rounding is all that its input gets for a gradient, the more the nearer to 0."""
+    for name in ("q", "k"):
+        norm, linear = getattr(attn, f"{name}_norm", None), getattr(attn, name, None)
+        if isinstance(linear, nn.Linear) and norm is not None and norm.weight.numel() == 1:
+            linear.weight.mul_(LOUDEST)
+
+
+class Look(NamedTuple):
+    """Of one pass. peak: mean over layers, rows and heads of the largest attention weight of the last token, 0 without
+    attention. room: by how much the scores may grow until one of them is as large as it may be; capped: by its cap."""
+
+    peak: float
+    room: float
+    capped: bool
 
 
 @torch.no_grad()
 def peaked(net: Transformer, asked: Rows) -> tuple[float, str]:
     """Scale what makes q, in place, until attention is peaked. Returns (the peak, why it is not reached or "")."""
-    blocks: list[Any] = list(net.blocks)
-    makers = [maker for block in blocks if (maker := _maker_of_q(block.attn)) is not None]
-    peak, full = last_row_peak(net, asked)
+    makers, seen = _makers_of_q(net), look(net, asked)
     for _ in range(40):
-        if not makers or peak >= PEAK or full:
+        if not makers or seen.peak >= PEAK or seen.room < 1.05:
             break
         for maker in makers:
-            maker.mul_(1.7)
-        peak, full = last_row_peak(net, asked)
-    if peak >= PEAK:
-        return peak, ""
-    return (
-        peak,
-        "nothing is named q"
-        if not makers
-        else "the cap on the scores is reached"
-        if full
-        else "scaling q does not do it",
-    )
+            maker.mul_(min(1.7, seen.room))
+        seen = look(net, asked)
+    if seen.peak >= PEAK:
+        return seen.peak, ""
+    if not makers:
+        return seen.peak, "nothing is named q"
+    full = "the cap on the scores is reached" if seen.capped else f"scores of {LOUDEST:g} do not do it"
+    return seen.peak, full if seen.room < 1.05 else "scaling q does not do it"
+
+
+@torch.no_grad()
+def heard(net: Transformer, asked: Rows) -> Transformer:
+    """Scores, and what goes into the cap on the logits, made as small as they may be, in place; nothing is changed where
+    they are."""
+    makers = _makers_of_q(net)
+    for _ in range(8):
+        if not makers or (room := look(net, asked).room) >= 1:
+            break
+        for maker in makers:
+            maker.mul_(0.9 * room)
+    cap, net.logit_softcap = net.logit_softcap, None
+    for _ in range(8):
+        if cap is None or (room := STEEPEST * cap / max(1e-30, float(asked.call(net).logits_BTV.abs().max()))) >= 1:
+            break
+        _quieter(net, 0.9 * room)
+    net.logit_softcap = cap
+    return net
+
+
+def _quieter(net: Transformer, factor: float) -> None:
+    """The logits times the factor: by the head's own matrix, by the last norm, or by the embedding."""
+    if net.head is not None:
+        for p in net.head.parameters():
+            p.mul_(factor)
+    elif hasattr(net.norm, "weight"):
+        offset = getattr(net.norm, "offset", 0)
+        for name, p in net.norm.named_parameters():
+            start = offset if name == "weight" else 0
+            if name in ("weight", "bias"):
+                p.copy_((p + start) * factor - start)
+    else:
+        net.embed.weight.mul_(factor)
+
+
+def _makers_of_q(net: Transformer) -> list[Tensor]:
+    blocks: list[Any] = list(net.blocks)
+    return [maker for block in blocks if (maker := _maker_of_q(block.attn)) is not None]
 
 
 def _maker_of_q(attn: Any) -> Optional[Tensor]:
@@ -177,27 +249,26 @@ def _maker_of_q(attn: Any) -> Optional[Tensor]:
 
 
 @torch.no_grad()
-def last_row_peak(net: Transformer, asked: Rows) -> tuple[float, bool]:
-    """Mean over layers, rows and heads of the largest attention weight of the last token, 0 without attention; and
-    whether a cap on the scores is nearly reached, from where on only rounding would grow."""
+def look(net: Transformer, asked: Rows) -> Look:
+    """What attention does with the rows."""
     peaks: list[float] = []
-    full: list[bool] = []
+    rooms: list[tuple[float, bool]] = [(float("inf"), False)]
 
     def spied(inner: Any) -> Any:
         def attention(q: Tensor, k: Tensor, v: Tensor, scores: Any, rendered: Any, **how: Any) -> Tensor:
             if bool(q.any()):  # not the uniform part of shaped attention
                 _, probs = probabilities(q, k, scores, scale=how["scale"])
                 peaks.append(float(probs[:, :, -1].amax(-1).mean()))
-                if scores.softcap is not None:
-                    bare, _ = probabilities(q, k, Scores(softcap=scores.softcap), scale=how["scale"])
-                    full.append(float(bare.abs().amax()) > NEARLY * scores.softcap)
+                bare, _ = probabilities(q, k, Scores(), scale=how["scale"])
+                most = LOUDEST if scores.softcap is None else min(LOUDEST, STEEPEST * scores.softcap)
+                rooms.append((most / max(1e-30, float(bare.abs().amax())), most < LOUDEST))
             return inner(q, k, v, scores, rendered, **how)
 
         return attention
 
     with wrapped(net, spied):
         asked.call(net)
-    return (sum(peaks) / len(peaks) if peaks else 0.0), any(full)
+    return Look(sum(peaks) / len(peaks) if peaks else 0.0, *min(rooms))
 
 
 @contextmanager

@@ -6,19 +6,21 @@ Each takes a Composed and gives a Row. `figure` says how far apart the routes we
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from lmlab.check import oracle
-from lmlab.check.composed import Composed, Rows, as_dict, gradients
-from lmlab.check.rows import EXACT, Row, distance, gradient_distance, judged, not_asked
+from lmlab.check.composed import LIKELIEST_DROP, Composed, Rows, as_dict, gradients
+from lmlab.check.rows import EXACT, Row, distance, gradient_distance, judged, known, not_asked
 from lmlab.model.cache import Cache, CacheIgnored
 from lmlab.model.transformer import Transformer
 
 FAR = 4096  # positions are asked for beyond it
 SHIFTS = (1, 977)
+LONG = 640  # tokens of a long row: more than one tile of queries and of keys
 
 
 @torch.no_grad()
@@ -79,6 +81,13 @@ def spread(c: Composed, asked: Rows) -> Rows:
     return dataclasses.replace(asked, tokens_BT=asked.tokens_BT[:, :kept], positions_BT=chosen[None])
 
 
+def long_rows(c: Composed) -> Rows:
+    """A row of 640 tokens; with a table of positions its last ones are repeated."""
+    asked = c.rows(1, LONG)
+    last = int(spread(c, c.rows(1)).positions_BT.max()) if hasattr(c.net.pos, "weight") else LONG
+    return dataclasses.replace(asked, positions_BT=asked.positions_BT.clamp_max(last))
+
+
 def _table(c: Composed) -> Optional[int]:
     """Rows of a table of positions, where there is one with a row a position."""
     weight = getattr(c.net.pos, "weight", None)
@@ -110,14 +119,22 @@ def causality(c: Composed) -> Row:
 
 @torch.no_grad()
 def causality_in_training(c: Composed) -> Row:
-    """The same in train mode, with dropout as it is set."""
-    return _edits("causality in training", c, c.copy().train())
+    """The same in train mode, with dropout as it is set, but not so much that nothing is left of a token."""
+    return _edits("causality in training", c, c.in_training(LIKELIEST_DROP))
 
 
 def _edits(name: str, c: Composed, net: Transformer) -> Row:
-    asked, worst, blind = c.rows(), (0.0, 0, 0), []
+    row = _edited(name, net, c.rows(), sorted({1, c.T // 2, c.T - 1} - {0}))
+    if row.state != "pass":
+        return row
+    far = _edited(name, net, long_rows(c), [LONG // 2])
+    return row if far.state == "pass" else dataclasses.replace(far, figure=f"{far.figure} (of {LONG})")
+
+
+def _edited(name: str, net: Transformer, asked: Rows, places: Sequence[int]) -> Row:
+    worst, blind = (0.0, 0, 0), []
     before = _seeded(net, asked)
-    for at in sorted({1, c.T // 2, c.T - 1} - {0}):
+    for at in places:
         moved = _moved(before, _seeded(net, asked.edited(at)))
         place = int(moved[:at].argmax())
         worst = max(worst, (float(moved[place]), at, place))
@@ -196,15 +213,43 @@ def shift(c: Composed) -> Row:
 @torch.no_grad()
 def packed(c: Composed) -> Row:
     """A document in a row with others is the document alone."""
+    return _packed("packed = alone", c, c.net)
+
+
+@torch.no_grad()
+def packed_in_training(c: Composed) -> Row:
+    """The same in train mode, without dropout. What is declared to see later tokens there sees those of others."""
+    name = "packed = alone in training"
+    torch.manual_seed(1)
+    other = logits(c.quiet, c.rows())
+    if not torch.equal(other, _seeded(c.quiet, c.rows())):
+        return not_asked(name, "two passes in training differ, by something that is not called dropout")
+    reason = c.declared.get("causality in training")
+    return known(_packed(name, c, c.quiet), {} if reason is None else {name: reason})
+
+
+def _packed(name: str, c: Composed, net: Transformer) -> Row:
     first = max(1, c.T // 3)
     cuts = [(0, first), (first, c.T)]
     asked = c.rows()
     alone = [_alone(asked, start, stop) for start, stop in cuts]
     ids = torch.cat([torch.full_like(a.positions_BT, n) for n, a in enumerate(alone)], 1)
     together = Rows(asked.tokens_BT, torch.cat([a.positions_BT for a in alone], 1), documents_BT=ids)
-    found = logits(c.net, together)
-    off = [distance(found[:, a:b], logits(c.net, one)) for (a, b), one in zip(cuts, alone, strict=True)]
-    return judged("packed = alone", max(off))
+    found = logits(net, together)
+    off = [distance(found[:, a:b], logits(net, one)) for (a, b), one in zip(cuts, alone, strict=True)]
+    row = judged(name, max(off, key=lambda o: (o != o, o)))
+    return row if row.state != "pass" else judged(name, max(_beyond_documents(c, net), *off))
+
+
+def _beyond_documents(c: Composed, net: Transformer) -> float:
+    """By how much a token of a long row's middle document moves the others."""
+    asked = long_rows(c)
+    third = LONG // 3
+    inside = torch.arange(LONG)[None]
+    asked = dataclasses.replace(asked, positions_BT=asked.positions_BT % third, documents_BT=inside // third)
+    at = third + third // 2
+    moved = _moved(_seeded(net, asked), _seeded(net, asked.edited(at)))
+    return float(torch.where(asked.documents_BT[0] == 1, 0.0, moved).max())
 
 
 def _alone(asked: Rows, start: int, stop: int) -> Rows:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from lmlab.check.composed import Composed, Rows, gradients, without_dropout
-from lmlab.check.invariants import logits, spread
+from lmlab.check.invariants import logits, long_rows
 from lmlab.check.rows import EXACT, Row, distance, gradient_distance, not_asked
 from lmlab.check.small import given
 from lmlab.compat import rules
@@ -16,24 +16,18 @@ from lmlab.model.transformer import Transformer
 FP32, FP32_GRADIENTS = 2e-5, 1e-4
 BF16 = 0.02  # the fastest kernels may be this much further from float64 than the reference ones, relative to the norm
 BACKENDS = ("dense", "sdpa", "tiled")
-LONG = 640  # more than one tile of queries and of keys
+STEADY = 0.3  # of what is allowed in float32: so far from float64 may the reference be
+TRIES = ((2, 24, 8), (1, 6, 16), (1, 3, 32))  # rows, their tokens at most, and how many draws of them
 
 
 def against_reference(c: Composed) -> Row:
     """Outputs and gradients of kernels=auto and kernels=reference in float64, fp32 and bf16."""
-    asked, said = c.rows(), []
+    asked, said = steady(c), []
     for dtype, tol, tol_grads in ((torch.float64, EXACT, EXACT), (torch.float32, FP32, FP32_GRADIENTS)):
         plain, fast = (_same_weights(c, dtype, plain=p) for p in (True, False))
         off = distance(logits(fast, asked), logits(plain, asked))
-        of_plain, of_fast = gradients(plain, asked), gradients(fast, asked)
-        off_grads, where = gradient_distance(of_fast, of_plain)
+        off_grads, where = gradient_distance(gradients(fast, asked), gradients(plain, asked))
         said.append(f"{str(dtype).removeprefix('torch.')} {max(off, off_grads):.1g}")
-        if off <= tol and dtype != torch.float64 and off_grads > tol_grads:
-            exact = gradients(_same_weights(c, torch.float64, plain=True), asked)
-            errors = gradient_distance(of_fast, exact)[0], gradient_distance(of_plain, exact)[0]
-            if errors[0] <= max(tol_grads, errors[1]):  # it is the rounding of the reference that sets them apart
-                said[-1] += f" (from float64 {errors[0]:.1g}, the reference {errors[1]:.1g})"
-                continue
         if not (off <= tol and off_grads <= tol_grads):
             figure = f"{said[-1]} ({'outputs' if off > tol else where})"
             return Row("kernels = reference", "fail", figure, f"allowed {tol:g}, gradients {tol_grads:g}")
@@ -41,6 +35,20 @@ def against_reference(c: Composed) -> Row:
     said.append("bfloat16 {:.1g} against {:.1g} of the reference".format(*errors))
     state = "pass" if errors[0] <= errors[1] + BF16 else "fail"
     return Row("kernels = reference", state, "; ".join(said), "" if state == "pass" else f"allowed {BF16:g} more")
+
+
+def steady(c: Composed) -> Rows:
+    """The rows; where the reference in float32 is far from float64, those of some draws, shorter ones too, where it is
+    nearest. A narrow norm that meets almost 0 magnifies any rounding: that is the rows', not the kernels'."""
+    exact, plain = (_same_weights(c, dtype, plain=True) for dtype in (torch.float64, torch.float32))
+    found: list[tuple[float, Rows]] = []
+    for asked in (c.rows(B, min(n, c.T), seed) for B, n, draws in TRIES for seed in range(1, draws + 1)):
+        off = distance(logits(plain, asked), logits(exact, asked)) / FP32
+        off_grads = gradient_distance(gradients(plain, asked), gradients(exact, asked))[0] / FP32_GRADIENTS
+        found.append((max(off, off_grads), asked))
+        if found[-1][0] <= STEADY:
+            break
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _same_weights(c: Composed, dtype: torch.dtype, *, plain: bool) -> Transformer:
@@ -70,7 +78,7 @@ def backends(c: Composed) -> Row:
     for backend in BACKENDS:
         wanted = dataclasses.replace(c.experiment, attn=given(attn, backend=backend, dropout=0.0))
         (refused if rules.check(wanted) else permitted).append(backend)
-    asked = _long(c)
+    asked = long_rows(c)
     found = {}
     for backend in permitted:
         arch = without_dropout(c.arch)
@@ -84,10 +92,3 @@ def backends(c: Composed) -> Row:
     off = max(max(distance(out, first[0]), gradient_distance(grad, first[1])[0]) for out, grad in others)
     state = "pass" if off <= EXACT else "fail"
     return Row(name, state, f"{figure}: off by at most {off:.2g}", "" if state == "pass" else f"allowed {EXACT:g}")
-
-
-def _long(c: Composed) -> Rows:
-    """A row of 640 tokens; with a table of positions its last ones are repeated."""
-    asked = c.rows(1, LONG)
-    last = int(spread(c, c.rows(1)).positions_BT.max()) if hasattr(c.net.pos, "weight") else LONG
-    return dataclasses.replace(asked, positions_BT=asked.positions_BT.clamp_max(last))
