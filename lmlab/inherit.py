@@ -56,7 +56,8 @@ def composed(words: Sequence[str], *, config_dir: str | None = None, note: Note 
     own = overrides_of(base, {o.key for o in typed} | NOT_INHERITED)
     kept = _kept_fields(base, typed, config_dir)
     around = [f"{KEY}={quoted(_place(found))}", f"plugins={quoted(_plugins(base, overrides))}"]
-    loaded = load([*own, *kept, *(o.typed for o in typed), *around], config_dir=config_dir)
+    said = [o.typed for o in typed]
+    loaded = load([*own, *kept, *said, *around], config_dir=config_dir, typed=said)
     exp = loaded.experiment
     exp.init.source = start.content_hash
     _trained_length(exp, base, found.run)

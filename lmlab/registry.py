@@ -92,5 +92,10 @@ def lookup(group: str, name: str) -> type[Spec]:
 
 def make(spec: Spec, *args: Any, **kwargs: Any) -> Any:
     """Build the part that `spec` describes: `Class(spec, *args, **kwargs)`."""
+    return builder(spec)(spec, *args, **kwargs)
+
+
+def builder(spec: Spec) -> Any:
+    """The class that builds the part."""
     module, _, attribute = spec.build.partition(":")
-    return getattr(importlib.import_module(module), attribute)(spec, *args, **kwargs)
+    return getattr(importlib.import_module(module), attribute)

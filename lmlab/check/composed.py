@@ -146,8 +146,8 @@ def as_dict(arch: Arch) -> dict[str, dict[str, Any]]:
 
 @torch.no_grad()
 def randomized(net: Transformer, seed: int = 0) -> Transformer:
-    """Every parameter drawn anew, in place: matrices keep lengths, tables are 0.5, the rest is off its start by 0.3, or
-    off ±1 where it starts further out."""
+    """Every parameter drawn anew, in place: matrices keep lengths, tables are 0.5, the rest is off its start by 0.3,
+    or off ±1 where it starts further out."""
     starts = table(net)
     for name, p in net.named_parameters():
         noise = z(seed, f"check {name}", tuple(p.shape)).to(p.dtype)
@@ -169,7 +169,7 @@ def randomized(net: Transformer, seed: int = 0) -> Transformer:
 
 
 def _louder_before_signs(attn: Any) -> None:
-    """A norm of one channel is its sign: rounding is all that its input gets for a gradient, the more the nearer to 0."""
+    """A norm of one channel is its sign: all that its input gets for a gradient is rounding, more of it nearer to 0."""
     for name in ("q", "k"):
         norm, linear = getattr(attn, f"{name}_norm", None), getattr(attn, name, None)
         if isinstance(linear, nn.Linear) and norm is not None and norm.weight.numel() == 1:
@@ -205,8 +205,8 @@ def peaked(net: Transformer, asked: Rows) -> tuple[float, str]:
 
 @torch.no_grad()
 def heard(net: Transformer, asked: Rows) -> Transformer:
-    """Scores, and what goes into the cap on the logits, made as small as they may be, in place; nothing is changed where
-    they are."""
+    """Scores, and what goes into the cap on the logits, made as small as they have to be, in place; nothing is changed
+    where they are."""
     makers = _makers_of_q(net)
     for _ in range(8):
         if not makers or (room := look(net, asked).room) >= 1:
@@ -227,7 +227,7 @@ def _quieter(net: Transformer, factor: float) -> None:
     if net.head is not None:
         for p in net.head.parameters():
             p.mul_(factor)
-    elif hasattr(net.norm, "weight"):
+    elif net.norm is not None and hasattr(net.norm, "weight"):
         offset = getattr(net.norm, "offset", 0)
         for name, p in net.norm.named_parameters():
             start = offset if name == "weight" else 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmlab.check.composed import VOCAB, Composed, randomized
 from lmlab.check.rows import Row
-from lmlab.check.small import given
+from lmlab.check.small import LAYERS, given
 from lmlab.compat import rules
 from lmlab.config import catalogue, parse, tree
 from lmlab.config.amend import quoted
@@ -82,6 +82,25 @@ PROBES: dict[str, Any] = {
     "attn.o_proj": "none",
     "seed.dropout": 1,
     "train.max_minutes": 1.0,
+}
+
+
+def _one_row(experiment: Experiment) -> str:
+    return "a step is one row" if experiment.train.batch_tokens == experiment.model.seq_len else ""
+
+
+def _nothing_for_layers(experiment: Experiment) -> str:
+    """Asked of the part itself: one of one's own may have tables that are empty."""
+    c = Composed(experiment)
+    tables = c.net.pos.tables(c.rows().positions_BT, c.rows().positions_BT, c.rows().positions_BT[:, -1:] + 1)
+    idle = tables.cos is None and not tables.biased
+    return f"pos={experiment.pos.name} gives the layers nothing" if idle else ""
+
+
+# Fields that have nothing to choose in some compositions, and why.
+IDLE: dict[str, Callable[[Experiment], str]] = {
+    "train.micro_batch": _one_row,
+    "attn.nope_every_n_layers": _nothing_for_layers,
 }
 
 
@@ -153,6 +172,8 @@ def _lost(words: Sequence[str], flags: Sequence[Flag], config_dir: Optional[str]
 def _tried(experiment: Experiment, flag: Flag, watch: Watch) -> str:
     """ "" when some value changes something, "dead" when none does, else why it is refused."""
     refusal, dead = "", False
+    if flag.key in IDLE and (nothing := IDLE[flag.key](experiment)):
+        return nothing
     for value in flag.values:
         for base in _bases(experiment, flag):
             probed = changed(base, {flag.key: value})
@@ -222,9 +243,11 @@ class Watch:
 
 
 def shapes(experiment: Experiment, group: str = "") -> Any:
-    """Names and shapes of the parameters at full size."""
+    """Names and shapes of the parameters at full width, of so many layers that every other number is a lower one."""
+    m = experiment.arch.model
+    arch = dataclasses.replace(experiment.arch, model=given(m, n_layers=min(m.n_layers, LAYERS + 1)))
     with torch.device("meta"):
-        net = Transformer(experiment.arch, VOCAB, resolve(experiment.kernels, "cpu", torch.float32))
+        net = Transformer(arch, VOCAB, resolve(experiment.kernels, "cpu", torch.float32))
     return [(name, tuple(p.shape)) for name, p in net.named_parameters()]
 
 

@@ -246,10 +246,11 @@ def _beyond_documents(c: Composed, net: Transformer) -> float:
     asked = long_rows(c)
     third = LONG // 3
     inside = torch.arange(LONG)[None]
-    asked = dataclasses.replace(asked, positions_BT=asked.positions_BT % third, documents_BT=inside // third)
+    ids = inside // third
+    asked = dataclasses.replace(asked, positions_BT=asked.positions_BT % third, documents_BT=ids)
     at = third + third // 2
     moved = _moved(_seeded(net, asked), _seeded(net, asked.edited(at)))
-    return float(torch.where(asked.documents_BT[0] == 1, 0.0, moved).max())
+    return float(torch.where(ids[0] == 1, 0.0, moved).max())
 
 
 def _alone(asked: Rows, start: int, stop: int) -> Rows:

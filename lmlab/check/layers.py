@@ -151,8 +151,8 @@ def _dropout(c: Composed, wanted: Sequence[str]) -> Row:
 
 
 def _drops_of_branches(net: Transformer, asked: Rows) -> Iterator[tuple[str, bool]]:
-    """(place, whether anything is drawn there). The other branch of the block and all biases are made 0, so that nothing
-    else varies; a branch that can't be told apart like this is left out."""
+    """(place, whether anything is drawn there). The other branch of the block and all biases are made 0, so that
+    nothing else varies; a branch that can't be told apart like this is left out."""
     rows = asked.tokens_BT, asked.positions_BT, None
     yield "the embedding", _draws(net.train(), *rows, call=net.embedded)
     x_BTD = net.eval().embedded(*rows)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lmlab.errors import in_one_line
+
 EXACT = 1e-10  # two routes to one result in float64: max |a − b| over max(1, max |b|)
 
 
@@ -65,5 +67,4 @@ def attempted(name: str, ask: Callable[[], Row]) -> Row:
     try:
         return ask()
     except Exception as error:
-        text = str(error).strip().splitlines()
-        return Row(name, "fail", f"{type(error).__name__}" + (f": {text[0]}" if text else ""), "the model raised")
+        return Row(name, "fail", in_one_line(error), "the model raised")

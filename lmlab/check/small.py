@@ -12,6 +12,7 @@ from typing import Any, Optional
 from lmlab.model.spec import Arch
 
 T, VOCAB, WIDTH, HEADS, LAYERS = 24, 97, 64, 8, 12
+LARGEST = 128  # channels of a head
 SHORTEST = 8  # a row that can be cut in two and padded
 BY_HEAD = ("head_dim", "rope_dim", "nope_dim", "v_dim")  # fields of attention that follow the head size
 BY_WIDTH = ("kv_rank", "q_rank")  # … the width
@@ -43,14 +44,23 @@ def narrowed(arch: Arch) -> Arch:
     full = getattr(arch.pos, "width", None)
     several = callable(full) and full(arch.attn.rotary_size(m.d_model, m.n_heads)) >= 4
     least = 4 if several else 2  # of one pair theta would say nothing
-    start = max(8, 2 * (WIDTH // heads // 2))
-    for C in sorted((*range(2, 66, 2), m.d_model // m.n_heads), key=lambda c: abs(c - start)):
-        found = _at(arch, heads, kv, C)
-        width = getattr(found.pos, "width", None)
-        turned = width(found.attn.rotary_size(found.model.d_model, heads)) if callable(width) else least
-        if turned >= least and turned % 2 == 0:
-            return found
-    return arch
+    start, own = max(8, 2 * (WIDTH // heads // 2)), m.d_model // m.n_heads
+    sizes = sorted({*range(2, 66, 2), min(own, LARGEST)}, key=lambda c: abs(c - start))
+    for kept in (0, LARGEST):  # what is given of a head of very many channels would be too little of a small one
+        for C in sizes:
+            found = _at(arch, heads, kv, C, kept)
+            turned = _turned(found)
+            if turned is None or (turned >= least and turned % 2 == 0):
+                return found
+    found = _at(arch, heads, kv, start, LARGEST)  # a tiny share of the channels: as many in number
+    size = found.attn.rotary_size(found.model.d_model, heads)
+    return dataclasses.replace(found, pos=given(found.pos, fraction=min(1.0, least / size)))
+
+
+def _turned(arch: Arch) -> Optional[int]:
+    """The rotary width, None where nothing turns."""
+    width = getattr(arch.pos, "width", None)
+    return width(arch.attn.rotary_size(arch.model.d_model, arch.model.n_heads)) if callable(width) else None
 
 
 def _heads(H: int, K: int) -> tuple[int, int]:
@@ -64,10 +74,11 @@ def _heads(H: int, K: int) -> tuple[int, int]:
     return min(HEADS, kv * (H // K)), kv
 
 
-def _at(arch: Arch, heads: int, kv: int, C: int) -> Arch:
+def _at(arch: Arch, heads: int, kv: int, C: int, kept: int = 0) -> Arch:
+    """kept: the channels of a head that are given are not fewer than that, or than they were."""
     m, D = arch.model, heads * C
     by_width, by_head = D / m.d_model, C * m.n_heads / m.d_model
-    sizes: dict[str, Any] = {name: _share(arch.attn, name, by_head) for name in BY_HEAD}
+    sizes: dict[str, Any] = {name: _share(arch.attn, name, by_head, kept) for name in BY_HEAD}
     sizes |= {name: _share(arch.attn, name, by_width) for name in BY_WIDTH}
     if getattr(arch.attn, "n_kv_heads", None) is not None:
         sizes["n_kv_heads"] = kv
@@ -82,10 +93,10 @@ def _at(arch: Arch, heads: int, kv: int, C: int) -> Arch:
     )
 
 
-def _share(part: Any, name: str, ratio: float) -> Optional[int]:
-    """The field times the ratio, an even number of at least 2; null stays null."""
+def _share(part: Any, name: str, ratio: float, kept: int = 0) -> Optional[int]:
+    """The field times the ratio, an even number of at least 2; null stays null, and what is up to `kept` as it is."""
     value = getattr(part, name, None)
-    return None if value is None else max(2, 2 * round(value * ratio / 2))
+    return None if value is None else max(2, min(value, kept), 2 * round(value * ratio / 2))
 
 
 def given(part: Any, **values: Any) -> Any:

@@ -131,21 +131,25 @@ def _usage(error: Any, words: Sequence[str]) -> LmlabError:
     text = error.format_message().rstrip(".")
     flag = getattr(error, "option_name", None)
     if flag and "No such option" in text:
-        return _unknown_flag(flag, getattr(error, "possibilities", None) or [], words, where)
+        return _unknown_flag(flag, context, words, where)
     if "No such command" in text:
         return _unknown_command(text.split("'")[1], context, where)
     return LmlabError(text[:1].lower() + text[1:], f"`{where} --help` shows how it is used")
 
 
-def _unknown_flag(flag: str, similar: Sequence[str], words: Sequence[str], where: str) -> LmlabError:
+def _unknown_flag(flag: str, context: Any, words: Sequence[str], where: str) -> LmlabError:
+    from lmlab.cli.flag_hint import flag_hint
     from lmlab.config.parse import flag_error
 
     word = next((w for w in words if w.split("=")[0] == flag), flag)
     error = flag_error(word)
-    if "without dashes" not in error.hint:
-        hint = f"did you mean {similar[0]}?" if similar else f"`{where} --help` lists the flags; settings are key=value"
-        error = type(error)(f"`{word}` is not a flag of `{where}`", hint)
-    return error
+    written = error.hint if "without dashes" in error.hint else ""
+    hint = flag_hint(word, context, written)
+    if hint and hint == written:
+        return error
+    return type(error)(
+        f"`{word}` is not a flag of `{where}`", hint or f"`{where} --help` lists the flags; settings are key=value"
+    )
 
 
 def _unknown_command(name: str, context: Any, where: str) -> LmlabError:

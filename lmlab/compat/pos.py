@@ -26,6 +26,7 @@ from lmlab.model.spec import (
     Sinusoidal,
     YaRN,
 )
+from lmlab.registry import Spec, builder
 
 if TYPE_CHECKING:
     from lmlab.config.tree import Experiment
@@ -128,9 +129,32 @@ def rotary_width(e: Experiment) -> Wrong | None:
     return message, f"use pos.fraction={near / size:.6g} for {near} channels{other}"
 
 
+def _brings(part: Spec, method: str) -> bool:
+    """Whether the class of a position of one's own has a method of its own, where lmlab's base does nothing."""
+    try:
+        lineage = builder(part).__mro__
+    except (ImportError, AttributeError):  # told when it is built
+        return True
+    owner = next((cls for cls in lineage if method in vars(cls)), None)
+    return owner is not None and (owner.__module__, owner.__qualname__) != ("lmlab.model.pos", "Position")
+
+
+def _built_in(part: Spec) -> bool:
+    return type(part).__module__.startswith("lmlab.")
+
+
+def _turns(pos: Spec) -> bool:
+    """Whether there are rotations that a scaling could change."""
+    return isinstance(pos, Rope) if _built_in(pos) else _brings(pos, "scale_by")
+
+
+def _serves_layers(pos: Spec) -> bool:
+    """Whether the attention layers get anything from the positions, against the embeddings alone."""
+    return not isinstance(pos, (NoPosition, Sinusoidal, Learned)) if _built_in(pos) else _brings(pos, "tables")
+
+
 def scaling_needs_rope(e: Experiment) -> Wrong | None:
-    built_in = type(e.pos).__module__.startswith("lmlab.")
-    if isinstance(e.rope_scaling, NoScaling) or isinstance(e.pos, Rope) or not built_in:
+    if isinstance(e.rope_scaling, NoScaling) or _turns(e.pos):
         return None
     message = f"`rope_scaling={e.rope_scaling.name}` scales rotations, and `pos={e.pos.name}` has none"
     turned = "pos=rope, or " if _rope_fits(e) else ""
@@ -261,9 +285,9 @@ def nope_layers(e: Experiment) -> Wrong | None:
     if n is None:
         return None
     message, null = f"`attn.nope_every_n_layers` is {n}", "attn.nope_every_n_layers=null"
-    if isinstance(e.pos, (NoPosition, Sinusoidal, Learned)):
-        rope = "pos=rope, alibi" if _rope_fits(e) else "pos=alibi"
-        cures = f"use {rope} or t5, or {null}" if 2 <= n <= layers else f"use {null}"
+    if not _serves_layers(e.pos):
+        rope = "pos=rope, pos=alibi" if _rope_fits(e) else "pos=alibi"
+        cures = f"use {rope} or pos=t5, or {null}" if 2 <= n <= layers else f"use {null}"
         return f"{message}, but `pos={e.pos.name}` gives the layers nothing that they could go without", cures
     if n == 1:
         scaled = "" if isinstance(e.rope_scaling, NoScaling) else " rope_scaling=none"

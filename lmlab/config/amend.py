@@ -25,7 +25,7 @@ def amend(base: Experiment, typed: Sequence[str], *, config_dir: str | None = No
     """`base` with the typed overrides; a typed `group=part` replaces the whole part. Raises as `load` does."""
     keys = {o.key for o in parse.read(typed)[0]}
     imported = base.init.source is not None and base.init.run is None
-    loaded = load([*overrides_of(base, keys), *typed], config_dir=config_dir, imported=imported)
+    loaded = load([*overrides_of(base, keys), *typed], config_dir=config_dir, imported=imported, typed=typed)
     loaded.experiment.init.source = base.init.source
     return loaded
 

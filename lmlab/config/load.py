@@ -14,6 +14,7 @@ from typing import Any
 from lmlab.compat import rules
 from lmlab.config import catalogue, parse
 from lmlab.config.fields import fields, problem, walk
+from lmlab.config.hints import followable
 from lmlab.config.parse import Override
 from lmlab.config.tree import GROUPS, Experiment
 from lmlab.config.untaken import untaken
@@ -54,8 +55,15 @@ class Loaded:
         return {name: text for name, text in self.plugin_sources.items() if Path(name).stem in modules}
 
 
-def load(overrides: Sequence[str], *, config_dir: str | None = None, imported: bool = False) -> Loaded:
-    """Compose and check; imported: as a model that others made. Raises ConfigError, or Errors with all of them."""
+def load(
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    imported: bool = False,
+    typed: Sequence[str] | None = None,
+) -> Loaded:
+    """Compose and check; imported: as a model that others made; typed: which of the words a user can leave out (None =
+    all). Raises ConfigError, or Errors with all of them."""
     words, errors = parse.read(overrides)
     sources, plugin_errors = _plugins(words, errors)
     user = catalogue.user_conf(config_dir)
@@ -75,7 +83,8 @@ def load(overrides: Sequence[str], *, config_dir: str | None = None, imported: b
                 problems = [*rules.check(experiment, imported=imported)]
     else:
         problems += [e for e in _explain(words, composer, None, imported) if not plugin_errors or not _about_part(e)]
-    raise_all(problems)
+    own = words if typed is None else parse.read(typed)[0]
+    raise_all([followable(problem, own, user) for problem in problems])
     return Loaded(experiment, list(overrides), choices, sources, notes=untaken(words, experiment, user))
 
 

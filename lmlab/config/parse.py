@@ -91,7 +91,11 @@ def _one(word: str) -> Override:
         raise flag_error(word)
     if key.startswith(("+", "~")):
         bare = key.lstrip("+~")
-        hint = f"write {bare}={value}" if equals and bare else "leave it out: everything has a default"
+        known = bare in (*ALIASES, *GROUPS, PRESET, "plugins") or possible_fields(bare)
+        meant = bare if known else next(iter(keys_named(bare)), "")
+        hint = f"write {meant}={value}" if equals and meant else "leave it out: everything has a default"
+        if equals and not meant:
+            hint = f"leave it out: no key is called {bare} (`lmlab options` lists them)"
         raise ConfigError(f"`{word}`: keys are set, not added or removed with {key[0]}", hint)
     if not equals:
         raise ConfigError(f"`{word}` is not key=value", word_hint(word))

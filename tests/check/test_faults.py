@@ -16,9 +16,10 @@ from lmlab.check import kernels as kernels_module
 from lmlab.check.all_rows import QUICK, asked
 from lmlab.check.composed import Composed
 from lmlab.check.flags import GROUPS, dead_flags
-from lmlab.check.rows import Row
+from lmlab.check.rows import Row, attempted
 from lmlab.cli.check_plan import planned
 from lmlab.cli.new import filled
+from lmlab.errors import ConfigError
 from lmlab.kernels import attention
 from lmlab.kernels import resolve as resolve_module
 from lmlab.kernels.attention import probabilities
@@ -512,3 +513,62 @@ def test_a_leak_is_seen_under_a_cap_that_would_flatten_it(monkeypatch: pytest.Mo
     assert row_of("model.logit_softcap=1e-3", "causality").state == "fail"
     assert row_of("norm=dyt norm.alpha=1000", "causality").state == "fail"
     assert row_of("model.dropout=0.99", "causality in training").state == "fail"
+
+
+OWN_TABLE = """
+from lmlab.model.pos import Learned
+from lmlab.model.spec import Learned as LearnedSpec
+from lmlab.registry import option
+{more}
+
+@option("pos", "{name}", build="{name}:Mine")
+class Spec(LearnedSpec):
+    pass
+
+class Mine(Learned):
+    {body}
+"""
+
+
+def own_table(folder: Path, name: str, *, more: str = "", body: str = "pass") -> str:
+    (folder / f"{name}.py").write_text(OWN_TABLE.format(name=name, more=more, body=body))
+    return f"plugins=['{folder / name}.py'] pos={name}"
+
+
+def test_positions_of_ones_own_that_serve_no_layer_are_refused_what_needs_them(tmp_path: Path) -> None:
+    line = own_table(tmp_path, "own_table")
+    row = dead(line, ("attn", "pos"))
+    assert row.state == "pass"
+    assert "attn.nope_every_n_layers (pos=own_table gives the layers nothing)" in row.reason
+    with pytest.raises(ConfigError, match="`pos=own_table` gives the layers nothing that they could go without"):
+        composed(f"{line} attn.nope_every_n_layers=2")
+    with pytest.raises(ConfigError, match="`rope_scaling=yarn` scales rotations, and `pos=own_table` has none") as told:
+        composed(f"{line} rope_scaling=yarn rope_scaling.factor=4")
+    assert told.value.hint == "use pos=rope, or rope_scaling=none without rope_scaling.factor"
+
+
+def test_tables_that_are_empty_serve_no_layer_either(tmp_path: Path) -> None:
+    tables = "def tables(self, *given):\n        return PosTables()"
+    line = own_table(tmp_path, "empty_tables", more="from lmlab.model.pos import PosTables", body=tables)
+    row = dead(line, ("attn",))
+    assert (row.state, "gives the layers nothing" in row.reason) == ("pass", True)
+
+
+def test_positions_of_ones_own_that_serve_layers_may_be_left_out_of_some(tmp_path: Path) -> None:
+    line = template(tmp_path, "pos", "serves_layers")
+    assert "nope" not in dead(line, ("attn",)).reason
+    assert composed(f"{line} attn.nope_every_n_layers=2").attn.nope_every_n_layers == 2
+
+
+@pytest.mark.parametrize("line", ["preset=gemma", "model.seq_len=4096", "train.batch_tokens=256"])
+def test_one_row_a_step_leaves_no_micro_batch_to_choose(line: str) -> None:
+    row = dead(line, ("train",))
+    assert (row.state, row.reason.startswith("refused here: ")) == ("pass", True)
+    assert "train.micro_batch (a step is one row)" in row.reason
+
+
+def test_a_part_that_raises_is_told_in_one_line() -> None:
+    def raises() -> Row:
+        raise ConfigError("this can't be", "use that")
+
+    assert attempted("x", raises) == Row("x", "fail", "this can't be", "the model raised")

@@ -14,6 +14,7 @@ from lmlab.check import everything, gate
 from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, asked
 from lmlab.check.composed import Composed
 from lmlab.check.everything import BRIEF, GROUPS, Task, answer, compositions, refusal
+from lmlab.check.flags import dead_flags
 from lmlab.check.rows import Row, distance, gradient_distance, judged, known
 from lmlab.check.small import T, small
 from lmlab.cli import check as command
@@ -231,3 +232,44 @@ def test_the_command_prints_rows_questions_and_status(
     assert json.loads(capsys.readouterr().out)["rows"][0]["figure"] == "off by at most 1e-15"
     monkeypatch.undo()
     assert run(["check", "pos=ropy"]) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "attn.head_dim=8",
+        "attn.head_dim=6 pos=alibi",
+        "pos.fraction=0.004",
+        "attn=mla attn.rope_dim=8",
+        "attn=mla attn.rope_dim=64 pos.fraction=0.0625",
+        "rope_scaling=yarn attn.head_dim=8 pos.theta=100",
+    ],
+)
+def test_a_very_wide_model_is_checked_small(line: str) -> None:
+    arch = small(composed(f"model.d_model=1000000 model.n_heads=1000 {line}").arch)
+    assert arch.model.d_model <= 128 * arch.model.n_heads
+    assert arch.head_dim() <= 256
+    assert sum(p.numel() for p in Composed(composed()).build(arch).parameters()) < 2_000_000
+    if hasattr(arch.pos, "width"):
+        turned = arch.pos.width(arch.attn.rotary_size(arch.model.d_model, arch.model.n_heads))
+        assert turned >= 4
+        assert turned % 2 == 0
+
+
+def test_no_layer_is_counted_one_by_one() -> None:
+    from lmlab.check.flags import shapes
+
+    assert len(shapes(composed("model.n_layers=5000"))) < 200
+    assert shapes(composed("model.n_layers=5000")) != shapes(composed("model.n_layers=12"))
+
+
+@pytest.mark.parametrize("preset", sorted(entries("preset")))
+def test_every_preset_shrunk_to_one_layer_passes_every_row(preset: str) -> None:
+    words = [f"preset={preset}", "model.n_layers=1", "model.d_model=64"]
+    if preset in ("gpt2", "nanogpt", "neox", "olmo2"):  # whose heads are too many for 64 channels
+        words.append("model.n_heads=4")
+    experiment = composed(" ".join(words))
+    assert [row for row in asked(experiment) if row.state == "fail"] == []
+    row = dead_flags(words, experiment, planned)
+    assert row.state == "pass", row

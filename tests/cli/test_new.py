@@ -20,7 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_template_passes_its_own_test(here: Path) -> None:
-    """Causal, deterministic, cached = full, every parameter trained, configuration read back: in a process of its own."""
+    """Causal, deterministic, cached, every parameter trained, configuration read back: in a process of its own."""
     for group in GROUPS:
         assert app.run(["new", group, f"my_{group}"]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "."]

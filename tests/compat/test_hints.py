@@ -1,4 +1,4 @@
-"""What a hint names composes: every `key=value` in it is followed, and nothing more is said."""
+"""What a hint names composes: every `key=value` in it is followed, every `without key` left out, and nothing more."""
 
 from __future__ import annotations
 
@@ -60,15 +60,30 @@ LINES = [
     "rope_scaling=yarn rope_scaling.original_len=2",
     "rope_scaling=yarn model.seq_len=4 train.batch_tokens=64",
     "optim.betas=0.9",
+    "norm=none block=deepnorm block.beta=0.1",
+    "norm=none block=deepnorm block.beta=0.1 block.alpha=2",
+    "pos=t5 rope_scaling=yarn rope_scaling.factor=4",
+    "pos=t5 pos.n_buckets=8 rope_scaling=llama3 rope_scaling.low_freq_factor=2 rope_scaling.factor=2",
+    "pos=learned pos.max_len=300 attn.nope_every_n_layers=2",
+    "pos=t5 pos.n_buckets=8 attn.nope_every_n_layers=1",
+    "attn=gqa attn.n_kv_heads=2 attn.v_proj=none attn.weights=shaped",
+    "attn.head_dim=3 rope_scaling=ntk pos.theta=100",
+    "attn.head_dim=33 pos.pairing=interleaved pos.fraction=0.01",
+    "rope_scaling=yarn rope_scaling.beta_fast=8 attn.head_dim=2",
     "attn.softcap=30 attn.backend=sdpa attn.dropout=0.1",
 ]
 
 
+LEFT_OUT = re.compile(r"\bwithout ([a-z_]+\.\w+(?: and [a-z_]+\.\w+)*)")
+
+
 def alternatives(hint: str) -> list[list[str]]:
-    """Words that are to be followed together. A bare number after `or` is another value of the key before it."""
+    """Words that are to be followed together; `!key` is one to leave out. A bare number after `or` is another value of
+    the key before it."""
     found: list[list[str]] = []
     for part in re.split(r",? or |; |, ", hint.replace("data.files=[book.txt,notes/*.txt]", "data.files=[book.txt]")):
         words = WORD.findall(part)
+        words += [f"!{key}" for keys in LEFT_OUT.findall(part) for key in keys.split(" and ")]
         if words:
             found.append(words)
         elif found and re.fullmatch(r"\d+", part):
@@ -77,12 +92,12 @@ def alternatives(hint: str) -> list[list[str]]:
 
 
 def with_words(line: str, new: list[str]) -> list[str]:
-    """The line with words replaced or added; fields that a new option has not are dropped."""
+    """The line with words replaced or added, and those left out that are to be."""
+    left_out = {word.removeprefix("!") for word in new if word.startswith("!")}
+    new = [word for word in new if not word.startswith("!")]
     words = dict(word.split("=", 1) for word in line.split()) | dict(word.split("=", 1) for word in new)
-    for group in {key for key in (w.split("=")[0] for w in new) if key in GROUPS}:
-        kept = fields(type(entries(group)[words[group]].make()))
-        words = {k: v for k, v in words.items() if not k.startswith(f"{group}.") or k.partition(".")[2] in kept}
-    return [f"{key}={value}" for key, value in words.items()]
+    assert left_out <= set(words), "what is not there can't be left out"
+    return [f"{key}={value}" for key, value in words.items() if key not in left_out]
 
 
 def test_words_of_a_hint() -> None:
@@ -91,7 +106,12 @@ def test_words_of_a_hint() -> None:
         ["model.n_heads=4"],
         ["attn.nope_dim=8", "attn.v_dim=8"],
     ]
-    assert with_words("attn=gqa attn.n_kv_heads=2 attn.window=8", ["attn=mha"]) == ["attn=mha", "attn.window=8"]
+    assert alternatives("use another norm, or block=prenorm without block.alpha and block.beta") == [
+        ["block=prenorm", "!block.alpha", "!block.beta"]
+    ]
+    line = "attn=gqa attn.n_kv_heads=2 attn.window=8"
+    assert with_words(line, ["attn=mha"]) == ["attn=mha", "attn.n_kv_heads=2", "attn.window=8"]
+    assert with_words(line, ["attn=mha", "!attn.n_kv_heads"]) == ["attn=mha", "attn.window=8"]
 
 
 @pytest.mark.parametrize("line", [*(rule.example for rule in RULES), *(line for line, _, _ in MORE), *LINES])

@@ -46,7 +46,7 @@ SAYS = {
     ),
     "nope-layers": (
         "`attn.nope_every_n_layers` is 4, but `pos=learned` gives the layers nothing",
-        "use pos=rope, alibi",
+        "use pos=rope, pos=alibi",
     ),
     "window": ("`attn.window` is 1000, and `model.seq_len` is 256: no token", "attn.window=128"),
     "pattern": ("`attn.pattern` SSSL says which layers have a window, and `attn.window` is null", "attn.window=64"),
