@@ -46,7 +46,7 @@ def rows(B: int = 2, T: int = 16, *, vocab: int = VOCAB, seed: int = 1) -> tuple
 
 def peaked(net: Transformer, T: int = 16) -> Transformer:
     """The model with q scaled until the mean largest attention weight of the last row is at least 0.5."""
-    _, why_not = composed.peaked(net, composed.Rows(*rows(2, T, vocab=net.dims.vocab_size)))
+    _, why_not = composed.peaked(net, composed.Rows(*rows(2, T, vocab=net.dims.vocab_size)), 1e6)
     assert not why_not, why_not
     return net
 

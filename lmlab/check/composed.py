@@ -186,20 +186,20 @@ class Look(NamedTuple):
 
 
 @torch.no_grad()
-def peaked(net: Transformer, asked: Rows) -> tuple[float, str]:
+def peaked(net: Transformer, asked: Rows, loudest: float = LOUDEST) -> tuple[float, str]:
     """Scale what makes q, in place, until attention is peaked. Returns (the peak, why it is not reached or "")."""
-    makers, seen = _makers_of_q(net), look(net, asked)
+    makers, seen = _makers_of_q(net), look(net, asked, loudest)
     for _ in range(40):
         if not makers or seen.peak >= PEAK or seen.room < 1.05:
             break
         for maker in makers:
             maker.mul_(min(1.7, seen.room))
-        seen = look(net, asked)
+        seen = look(net, asked, loudest)
     if seen.peak >= PEAK:
         return seen.peak, ""
     if not makers:
         return seen.peak, "nothing is named q"
-    full = "the cap on the scores is reached" if seen.capped else f"scores of {LOUDEST:g} do not do it"
+    full = "the cap on the scores is reached" if seen.capped else f"scores of {loudest:g} do not do it"
     return seen.peak, full if seen.room < 1.05 else "scaling q does not do it"
 
 
@@ -249,8 +249,8 @@ def _maker_of_q(attn: Any) -> Optional[Tensor]:
 
 
 @torch.no_grad()
-def look(net: Transformer, asked: Rows) -> Look:
-    """What attention does with the rows."""
+def look(net: Transformer, asked: Rows, loudest: float = LOUDEST) -> Look:
+    """What attention does with the rows; loudest: what a score may be."""
     peaks: list[float] = []
     rooms: list[tuple[float, bool]] = [(float("inf"), False)]
 
@@ -260,8 +260,8 @@ def look(net: Transformer, asked: Rows) -> Look:
                 _, probs = probabilities(q, k, scores, scale=how["scale"])
                 peaks.append(float(probs[:, :, -1].amax(-1).mean()))
                 bare, _ = probabilities(q, k, Scores(), scale=how["scale"])
-                most = LOUDEST if scores.softcap is None else min(LOUDEST, STEEPEST * scores.softcap)
-                rooms.append((most / max(1e-30, float(bare.abs().amax())), most < LOUDEST))
+                most = loudest if scores.softcap is None else min(loudest, STEEPEST * scores.softcap)
+                rooms.append((most / max(1e-30, float(bare.abs().amax())), most < loudest))
             return inner(q, k, v, scores, rendered, **how)
 
         return attention
