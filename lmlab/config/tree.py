@@ -18,6 +18,7 @@ GROUPS = (
     "rope_scaling",
     "attn",
     "ffn",
+    "moe",
     "model",
     "data",
     "tokenizer",
@@ -26,7 +27,7 @@ GROUPS = (
     "kernels",
 )
 # Groups that came later: a configuration or a hash without one means the part that conf/config.yaml selects.
-LATER_GROUPS = ("rope_scaling",)
+LATER_GROUPS = ("rope_scaling", "moe")
 
 
 @dataclass
@@ -93,6 +94,7 @@ class Experiment:
     rope_scaling: Spec
     attn: Spec
     ffn: Spec
+    moe: Spec
     model: Decoder
     data: DataSpec
     tokenizer: Spec

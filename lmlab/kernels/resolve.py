@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lmlab.kernels import activation, attention, flex, linear, loss, norm, rope, tiled
+from lmlab.kernels import activation, attention, experts, flex, linear, loss, norm, rope, tiled
 from lmlab.kernels import spec as specs
 from lmlab.kernels.ops import Ops
 
@@ -16,12 +16,14 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "rms_norm": norm.rms_norm,
     "layer_norm": norm.layer_norm,
     "fan": linear.fan_apart,
+    "experts": experts.per_expert,
     "linear_cross_entropy": loss.linear_cross_entropy,
 }
 FUSED: dict[str, Callable[..., Any]] = {
     "rms_norm": norm.fused_rms_norm,
     "layer_norm": norm.fused_layer_norm,
     "fan": linear.fan_packed,
+    "experts": experts.grouped,
     "linear_cross_entropy": loss.chunked_linear_cross_entropy,
 }
 

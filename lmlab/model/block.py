@@ -85,8 +85,10 @@ class DeepNorm(PostNorm):
         self.alpha, self.beta = spec.factors(dims.n_layers)
 
     def init_rules(self) -> dict[str, Rule]:
-        """Every matrix of attention and ffn, whatever they are. A part's own rules come before these."""
-        matrices = [(n, p) for n, p in self.named_parameters() if p.ndim >= 2 and n.startswith(("attn.", "ffn."))]
+        """Every matrix of attention and ffn, of every expert too, whatever they are; a router's is none of them. A
+        part's own rules come before these."""
+        held = [(n, p) for n, p in self.named_parameters() if p.ndim >= 2 and n.startswith(("attn.", "ffn."))]
+        matrices = [(n, p) for n, p in held if not n.endswith((".bias", "router.weight"))]
         gain_1 = ("attn.q", "attn.k")
         return {n: xavier(p.shape, 1.0 if n.startswith(gain_1) else self.beta) for n, p in matrices}
 

@@ -28,8 +28,8 @@ ZEROS, ONES = Rule(0.0, 0.0), Rule(1.0, 0.0)
 
 
 def xavier(shape: torch.Size, gain: float) -> Rule:
-    """Normal with std = gain · √(2 / (fan_in + fan_out)) (Glorot & Bengio 2010), for a matrix (fan_out, fan_in)."""
-    return Rule(0.0, gain * math.sqrt(2 / (shape[0] + shape[1])))
+    """Normal with std = gain · √(2 / (fan_in + fan_out)) (Glorot & Bengio 2010), for matrices (…, fan_out, fan_in)."""
+    return Rule(0.0, gain * math.sqrt(2 / (shape[-2] + shape[-1])))
 
 
 def rules(n_layers: int, d_model: int) -> list[tuple[str, Rule]]:
@@ -38,7 +38,7 @@ def rules(n_layers: int, d_model: int) -> list[tuple[str, Rule]]:
     return [
         ("*.bias", ZEROS),
         ("blocks.*.attn.o.weight", residual),
-        ("blocks.*.ffn.down.weight", residual),
+        ("blocks.*.ffn.*down.weight", residual),
         ("head.weight", Rule(0.0, min(STD, 0.5 / math.sqrt(d_model)))),
     ]
 

@@ -1,4 +1,4 @@
-"""Every architectural choice on one page, torch-free: norm, block, pos, rope_scaling, attn, ffn, model.
+"""Every architectural choice on one page, torch-free: norm, block, pos, rope_scaling, attn, ffn, moe, model.
 
 A class is one option (`norm=rmsnorm`), its fields are what a user may set (`norm.eps=1e-5`). Widths that follow from
 other fields (head size, kv heads, ffn width) are methods here, so that the model, the checks and the cost agree.
@@ -470,6 +470,119 @@ class SwiGLU(GatedSpec):
     pass
 
 
+# ---------------------------------------------------------------- moe
+
+
+@dataclass
+class MoESpec(Spec):
+    """How tokens are routed to experts, each of them an ffn; `none` leaves one ffn for all tokens."""
+
+    def routes(self, layer: int) -> bool:
+        """Whether the ffn of this layer is experts behind a router."""
+        return False
+
+
+@option("moe", "none")
+class NoMoE(MoESpec):
+    pass
+
+
+@dataclass
+class RoutedSpec(MoESpec):
+    """What all routers share. A group is the tokens that balance, z-loss and capacity are taken over."""
+
+    n_experts: int = setting(8, "experts that are chosen from (E)", ge=1, le=4096, probe=4)
+    d_expert: Optional[int] = setting(
+        None, "hidden width of an expert; null = the ffn's", ge=1, le=100_000_000, probe=64
+    )
+    n_shared: int = setting(0, "experts that every token goes through besides", ge=0, le=1024, probe=1)
+    every_n_layers: int = setting(1, "every n-th layer has experts", ge=1, le=10_000, probe=2)
+    first_dense_layers: int = setting(0, "layers at the bottom that have none", ge=0, le=10_000, probe=1)
+    jitter: float = setting(0.0, "in training the router sees x · u, u in 1 ± jitter", ge=0, lt=1, probe=0.5)
+    z_coef: float = setting(0.0, "factor on the mean square of log Σ e^logit", ge=0, probe=1.0)
+    group: str = setting(
+        "sequence",
+        "losses of the router are taken over: sequence, or batch = what the micro-batch holds",
+        choices=("sequence", "batch"),
+        probe="batch",
+    )
+
+    def routes(self, layer: int) -> bool:
+        return layer >= self.first_dense_layers and (layer + 1) % self.every_n_layers == 0
+
+    def choices(self) -> int:
+        """k, experts a token asks for."""
+        return 1
+
+    def computed(self) -> float:
+        """Experts whose products are computed per token, shared ones apart: at most, where capacity leaves some out."""
+        raise NotImplementedError
+
+    def capacity(self, tokens: int) -> Optional[int]:
+        """Tokens an expert takes from a group of so many: ceil(k·T/E·cf), at most T; (16 of 4, k=2, 1.25) → 10. None =
+        all that come."""
+        factor: Optional[float] = getattr(self, "capacity_factor", None)
+        if factor is None:
+            return None
+        return min(tokens, math.ceil(round(self.choices() * tokens / self.n_experts * factor, 9)))
+
+
+@dataclass
+class TokenChoiceSpec(RoutedSpec):
+    """Each token chooses experts."""
+
+    score: str = setting("softmax", "what logits become", choices=("softmax", "sigmoid"), probe="sigmoid")
+    capacity_factor: Optional[float] = setting(
+        None, "an expert takes at most ceil(k·T/E·factor) of a row's T tokens; null = all", gt=0, le=1e6, probe=0.5
+    )
+    overflow: str = setting(
+        "drop", "a token that finds an expert full", choices=("drop", "reroute"), probe="reroute"
+    )
+    priority: str = setting(
+        "position", "who comes first to a full expert", choices=("position", "probability"), probe="probability"
+    )
+    balance: str = setting(
+        "aux", "what evens the load", choices=("aux", "aux_free", "none"), probe="none"
+    )
+    aux_coef: float = setting(0.01, "factor on the balance loss E·Σ f·P", ge=0, probe=10.0)
+    bias_step: float = setting(0.001, "aux_free: what a step moves the bias of an expert by", ge=0, probe=0.5)
+
+    def computed(self) -> float:
+        factor = self.capacity_factor
+        return self.choices() * (1.0 if factor is None else min(1.0, factor))
+
+
+@option("moe", "topk", build="lmlab.model.moe:MoE")
+class TopK(TokenChoiceSpec):
+    top_k: int = setting(2, "experts a token goes through (k)", ge=1, le=4096, probe=3)
+    norm_topk: bool = setting(True, "divide the weights of a token's experts by their sum", probe=False)
+    weight_scale: float = setting(1.0, "factor on the weights of the chosen experts", gt=0, probe=2.5)
+    n_expert_groups: int = setting(1, "groups of experts, of which a token may use some", ge=1, le=4096, probe=4)
+    n_limited_groups: Optional[int] = setting(
+        None, "groups a token may use: those of the largest two scores; null = all", ge=1, le=4096, probe=2
+    )
+
+    def choices(self) -> int:
+        return self.top_k
+
+
+@option("moe", "switch", build="lmlab.model.moe:MoE")
+class Switch(TokenChoiceSpec):
+    capacity_factor: Optional[float] = setting(
+        1.25, "an expert takes at most ceil(T/E·factor) of a row's T tokens; null = all", gt=0, le=1e6, probe=0.5
+    )
+
+
+@option("moe", "expert_choice", build="lmlab.model.moe:ExpertChoice")
+class ExpertChoice(RoutedSpec):
+    capacity_factor: float = setting(
+        2.0, "an expert takes ceil(T/E·factor) of a row's T tokens: mean experts per token", gt=0, le=1e6, probe=1.0
+    )
+
+    def computed(self) -> float:
+        return min(self.capacity_factor, float(self.n_experts))
+
+
 # ---------------------------------------------------------------- model
 
 
@@ -508,6 +621,7 @@ class Arch:
     attn: AttnSpec
     ffn: FfnSpec
     rope_scaling: Spec = field(default_factory=NoScaling)
+    moe: MoESpec = field(default_factory=NoMoE)
 
     def head_dim(self) -> int:
         return self.attn.head_size(self.model.d_model, self.model.n_heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Optional
 
@@ -21,11 +22,19 @@ from lmlab.registry import make
 
 
 class Output(NamedTuple):
-    """With targets: the loss (Σ weight · nats, 0-d, at least fp32). Without: the logits. stats: one entry per layer."""
+    """With targets: the loss (Σ weight · nats, 0-d, at least fp32). Without: the logits. stats: one entry per layer.
+    penalty: what routers add to be trained, on the same scale (None = nothing)."""
 
     logits_BTV: Optional[Tensor]
     loss: Optional[Tensor]
     stats: tuple[Any, ...]
+    penalty: Optional[Tensor] = None
+
+    @property
+    def objective(self) -> Tensor:
+        """What is differentiated: the loss and the penalty."""
+        assert self.loss is not None
+        return self.loss if self.penalty is None else self.loss + self.penalty
 
 
 class Transformer(nn.Module):
@@ -61,7 +70,11 @@ class Transformer(nn.Module):
         parts = Parts(
             norm=lambda: make(arch.norm, dims, ops, layer),
             attn=lambda: make(arch.attn, dims, ops, layer),
-            ffn=lambda: make(arch.ffn, dims, ops, layer),
+            ffn=lambda: (
+                make(arch.moe, dims, ops, layer, ffn=arch.ffn)
+                if arch.moe.routes(layer)
+                else make(arch.ffn, dims, ops, layer)
+            ),
             dropout=arch.model.dropout,
         )
         return make(arch.block, dims, ops, layer, parts=parts)
@@ -117,7 +130,7 @@ class Transformer(nn.Module):
             x_BTD = self.norm(x_BTD, valid_BT)
         if targets_BT is None:
             return Output(self.logits(x_BTD), None, tuple(stats))
-        return Output(None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats))
+        return Output(None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats), penalty(stats, targets_BT, weights_BT))
 
     def embedded(self, tokens_BT: Tensor, positions_BT: Tensor, valid_BT: Optional[Tensor]) -> Tensor:
         """What the first block is handed (B, T, D)."""
@@ -178,6 +191,14 @@ class Transformer(nn.Module):
         logits_BTV = F.linear(x_BTD, self.head_weight, self.head_bias)
         return capped(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, self.logit_softcap)
 
+    @torch.no_grad()
+    def after_step(self, loads: Sequence[Optional[Tensor]]) -> None:
+        """What parts do between steps; loads: per layer how the choices of the whole step fell on its experts."""
+        blocks: list[Any] = list(self.blocks)
+        for block, load_E in zip(blocks, loads, strict=True):
+            if load_E is not None:
+                block.ffn.after_step(load_E)
+
     def compile_blocks(self) -> None:
         """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without
         gradients, and one more per kind once other lengths arrive."""
@@ -216,6 +237,18 @@ class Transformer(nn.Module):
             self.views(CAUSAL, positions, self.ops.dtype)
         used, self._attention_used = self._attention_used, {}
         return used
+
+
+def penalty(stats: Sequence[Any], targets_BT: Tensor, weights_BT: Optional[Tensor]) -> Optional[Tensor]:
+    """Σ over rows of their weight times the routers' mean penalty: divided by all weights, as the loss is, it does not
+    ask how the batch was split."""
+    found = [s.penalty_G for s in stats if s is not None and s.penalty_G.requires_grad]
+    if not found:
+        return None
+    routers = sum(1 for s in stats if s is not None)
+    weight_B = torch.ones_like(targets_BT, dtype=found[0].dtype).sum(1) if weights_BT is None else weights_BT.sum(1)
+    weight_G = weight_B if len(found[0]) == len(weight_B) else weight_B.sum()[None]
+    return (torch.stack(found).sum(0) / routers * weight_G.to(found[0].dtype)).sum()
 
 
 def with_bias(hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
