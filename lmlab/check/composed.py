@@ -163,6 +163,8 @@ def randomized(net: Transformer, seed: int = 0) -> Transformer:
             b.copy_(0.3 * noise)
         elif name.endswith("running_var"):
             b.copy_((0.3 * noise).exp())
+        elif name.endswith("router.bias"):
+            b.copy_(0.1 * noise)
     for module in net.modules():
         _louder_before_signs(module)
     return net
@@ -289,6 +291,6 @@ def wrapped(net: nn.Module, wrap: Any) -> Iterator[None]:
 def gradients(net: Transformer, asked: Rows, weights_BT: Optional[Tensor] = None) -> dict[str, Tensor]:
     """The gradient of Σ weight · nats of each next token (of the last: the first) by parameter name."""
     net.zero_grad(set_to_none=True)
-    loss = asked.call(net, targets_BT=asked.tokens_BT.roll(-1, 1), weights_BT=weights_BT).loss
-    loss.backward()
+    objective = asked.call(net, targets_BT=asked.tokens_BT.roll(-1, 1), weights_BT=weights_BT).objective
+    objective.backward()
     return {name: p.grad.detach().clone() for name, p in net.named_parameters() if p.grad is not None}

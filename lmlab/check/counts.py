@@ -13,6 +13,7 @@ from typing import Any, Optional
 import torch
 
 from lmlab.check.composed import Composed, as_dict
+from lmlab.check.oracle_moe import routes
 from lmlab.check.rows import Row, not_asked
 from lmlab.check.small import given
 from lmlab.cost.flops import flops_per_token
@@ -28,6 +29,7 @@ OWN = {  # the parts whose parameters are counted here
     "pos": ("none", "sinusoidal", "learned", "rope", "alibi", "t5"),
     "attn": ("mha", "mqa", "gqa", "mla"),
     "ffn": ("relu", "relu2", "gelu", "gelu_tanh", "silu", "glu", "bilinear", "reglu", "geglu", "swiglu"),
+    "moe": ("none", "topk", "switch", "expert_choice"),
 }
 GATED = ("glu", "bilinear", "reglu", "geglu", "swiglu")
 MOST = 30_000_000  # parameters of a model that is built at its full size to measure its loss
@@ -69,8 +71,9 @@ def parameters(config: Config, vocab: int) -> tuple[dict[str, int], dict[str, in
     """(in matrices, in all else) by role, of the whole model."""
     m, D, L = config["model"], config["model"]["d_model"], config["model"]["n_layers"]
     attn, attn_rest = attention_parameters(config)
-    gated, F = config["ffn"]["name"] in GATED, ffn_width(config)
-    matrices = {"embed": vocab * D, "attn": L * attn, "ffn": L * (3 if gated else 2) * D * F}
+    routed = sum(routes(config, layer) for layer in range(L))
+    ffn, ffn_rest = feed_forward_parameters(config, ffn_width(config))
+    matrices = {"embed": vocab * D, "attn": L * attn, "ffn": (L - routed) * ffn}
     if not m["tie_embeddings"]:
         matrices["head"] = vocab * D
     pos = config["pos"]
@@ -79,10 +82,23 @@ def parameters(config: Config, vocab: int) -> tuple[dict[str, int], dict[str, in
         "t5": m["n_heads"] * pos.get("n_buckets", 0),
     }.get(pos["name"], 0)
     others = {"attn": L * attn_rest, "norms": norms(config) * norm_parameters(config)}
-    others["ffn"] = L * (F * (2 if gated else 1) + D) if config["ffn"]["bias"] else 0
+    others["ffn"] = (L - routed) * ffn_rest
+    if routed:
+        moe, F = config["moe"], config["moe"]["d_expert"] or ffn_width(config)
+        one, one_rest = feed_forward_parameters(config, F)
+        both = feed_forward_parameters(config, moe["n_shared"] * F) if moe["n_shared"] else (0, 0)
+        matrices |= {"router": routed * moe["n_experts"] * D, "shared": routed * both[0]}
+        matrices["experts"] = routed * moe["n_experts"] * one
+        others |= {"experts": routed * moe["n_experts"] * one_rest, "shared": routed * both[1]}
     others["head"] = vocab if m["head_bias"] else 0
     others["block"] = 2 * L if config["block"]["name"] == "simplified" else 0
     return matrices, others
+
+
+def feed_forward_parameters(config: Config, width: int) -> tuple[int, int]:
+    """(in matrices, in biases) of one ffn."""
+    D, maps = config["model"]["d_model"], 2 if config["ffn"]["name"] in GATED else 1
+    return (maps + 1) * D * width, (maps * width + D) if config["ffn"]["bias"] else 0
 
 
 def norm_parameters(config: Config) -> int:
@@ -138,10 +154,22 @@ def ffn_width(config: Config) -> int:
     return int(step * math.ceil(raw / step - 1e-9))
 
 
-def in_products(config: Config, matrices: Mapping[str, int]) -> int:
+def in_products(config: Config, matrices: Mapping[str, int]) -> float:
     """Parameters that multiply activations: all matrices, positions apart, the embedding only as the head."""
     untied = not config["model"]["tie_embeddings"]
-    return sum(n for role, n in matrices.items() if role != "pos" and not (role == "embed" and untied))
+    counted = {role: n for role, n in matrices.items() if role != "pos" and not (role == "embed" and untied)}
+    if "experts" in counted:
+        counted["experts"] = counted["experts"] * experts_per_token(config) / config["moe"]["n_experts"]
+    return sum(counted.values())
+
+
+def experts_per_token(config: Config) -> float:
+    """Experts that a token goes through, where capacity leaves some out no more than it has room for."""
+    moe = config["moe"]
+    factor = moe["capacity_factor"]
+    if moe["name"] == "expert_choice":
+        return float(min(factor, moe["n_experts"]))
+    return float(moe.get("top_k", 1) * (1 if factor is None else min(1, factor)))
 
 
 def attention_flops(config: Config) -> float:
@@ -212,8 +240,8 @@ def rule(config: Config, name: str, shape: tuple[int, ...]) -> tuple[float, floa
     if block["name"] == "deepnorm" and in_layer:
         beta = block["beta"] if block["beta"] is not None else (8 * m["n_layers"]) ** -0.25
         gain = 1.0 if name.split(".attn.")[-1][0] in "qk" and ".attn." in name else beta
-        return 0.0, float(gain * math.sqrt(2 / sum(shape)))
-    if name.endswith(("attn.o.weight", "ffn.down.weight")):
+        return (0.0, 0.02) if name.endswith("router.weight") else (0.0, float(gain * math.sqrt(2 / sum(shape[-2:]))))
+    if name.endswith("attn.o.weight") or (".ffn." in name and name.endswith("down.weight")):
         return 0.0, 0.02 / math.sqrt(2 * m["n_layers"])
     return 0.0, min(0.02, 0.5 / math.sqrt(m["d_model"])) if name == "head.weight" else 0.02
 

@@ -27,7 +27,7 @@ from lmlab.config.catalogue import defaults, entries, user_conf
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
 
-GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
+GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe")
 CHUNK = 8
 SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
 BRIEF = tuple(QUICK)  # of a choice beside an option

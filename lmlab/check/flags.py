@@ -2,7 +2,7 @@
 
 The words `group.field=probe` are composed as on the command line, all in one go; then each value is put into the
 composition alone, with what CONTEXT says it needs on both sides. What may change: the shapes of the parameters, their
-initial values, the logits in train mode and after it in eval mode, the backend that attention names, or what the caller
+initial values, the logits and the loss in train mode, the logits after it in eval mode, the backend that attention names, or what the caller
 works out of training (`planned`). Fields of data and tokenizer are read before there is a model: not asked here.
 """
 
@@ -30,7 +30,7 @@ from lmlab.kernels.resolve import resolve
 from lmlab.model.transformer import Transformer
 
 GROUPS = (*(group for group in tree.GROUPS if group not in ("data", "tokenizer")), "train", "seed")
-SHAPES_THE_MODEL = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "model")
+SHAPES_THE_MODEL = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe", "model")
 Planned = Callable[[Experiment, str], Any]  # (experiment, group of the field) -> what becomes of it
 
 # Nothing but the field itself, or the default number of steps, ends the run.
@@ -52,6 +52,18 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ffn.d_ff": {"ffn.mult": None, "ffn.multiple_of": None},
     "ffn.mult": {"ffn.d_ff": None, "ffn.multiple_of": 1},
     "ffn.multiple_of": {"ffn.d_ff": None},
+    "moe.capacity_factor": {"moe.overflow": "drop", "moe.priority": "position"},
+    "moe.overflow": {"moe.capacity_factor": 0.5},
+    "moe.priority": {"moe.capacity_factor": 0.5},
+    "moe.balance": {"moe.aux_coef": 0.01, "moe.bias_step": 0.001},
+    "moe.aux_coef": {"moe.balance": "aux", "moe.bias_step": 0.001},
+    "moe.bias_step": {"moe.balance": "aux_free", "moe.aux_coef": 0.01},
+    "moe.group": {"moe.balance": "aux", "moe.aux_coef": 1.0, "moe.bias_step": 0.001},
+    "moe.top_k": {"moe.n_limited_groups": None, "moe.n_expert_groups": 1, "moe.norm_topk": False},
+    "moe.norm_topk": {"moe.top_k": 2, "moe.n_limited_groups": None, "moe.n_expert_groups": 1},
+    "moe.n_experts": {"moe.n_limited_groups": None, "moe.n_expert_groups": 1},
+    "moe.n_limited_groups": {"moe.n_expert_groups": 4},
+    "moe.n_expert_groups": {"moe.n_limited_groups": 1, "moe.top_k": 2},
     "model.n_heads": {"attn.n_kv_heads": None, "attn.head_dim": None},
     "model.d_model": {"attn.head_dim": None},
     "model.embed_scale": {"model.embed_norm": False},
@@ -262,11 +274,13 @@ def behaviour(experiment: Experiment, group: str = "") -> Any:
     with torch.no_grad():
         torch.manual_seed(0)
         trained = asked.call(net.train()).logits_BTV
+        learned = asked.call(net, targets_BT=asked.tokens_BT)
+        net.after_step([getattr(found, "load_E", None) for found in learned.stats])
         evaluated = [rows.call(net.eval()).logits_BTV for rows in (asked, far)]
-    return values, digest(trained), [digest(e) for e in evaluated], net.paths()["attention"]
+    return values, digest(trained), digest(learned.objective), [digest(e) for e in evaluated], net.paths()["attention"]
 
 
 def digest(tensor: Tensor) -> str:
     return hashlib.blake2b(
-        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), digest_size=8
     ).hexdigest()

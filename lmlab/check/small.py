@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional
 
-from lmlab.model.spec import Arch
+from lmlab.model.spec import Arch, MoESpec
 
-T, VOCAB, WIDTH, HEADS, LAYERS = 24, 97, 64, 8, 12
+T, VOCAB, WIDTH, HEADS, LAYERS, EXPERTS = 24, 97, 64, 8, 12, 16
 LARGEST = 128  # channels of a head
 SHORTEST = 8  # a row that can be cut in two and padded
 BY_HEAD = ("head_dim", "rope_dim", "nope_dim", "v_dim")  # fields of attention that follow the head size
@@ -22,7 +22,8 @@ def small(arch: Arch) -> Arch:
     """The composition of a check. It is `arch` itself, shortened, when that is no wider than 64."""
     m = arch.model
     pattern, every = getattr(arch.attn, "pattern", None), getattr(arch.attn, "nope_every_n_layers", None)
-    layers = min(m.n_layers, LAYERS, max(2, len(pattern or ""), every or 0))
+    routed = next((layer + 1 for layer in range(m.n_layers) if arch.moe.routes(layer)), 0)
+    layers = min(m.n_layers, LAYERS, max(2, len(pattern or ""), every or 0, routed))
     arch = narrowed(arch) if m.d_model > WIDTH else arch
     model = given(arch.model, n_layers=layers, seq_len=m.seq_len if SHORTEST <= m.seq_len < T else T)
     d_ff = getattr(arch.ffn, "d_ff", None)
@@ -33,6 +34,27 @@ def small(arch: Arch) -> Arch:
         attn=given(arch.attn, window=_window(arch, layers), backend=_backend(arch)),
         pos=given(arch.pos, max_len=_table(arch)),
         rope_scaling=given(arch.rope_scaling, original_len=_original(arch)),
+        moe=_experts(arch, arch.model.d_model / m.d_model),
+    )
+
+
+def _experts(arch: Arch, by_width: float) -> MoESpec:
+    """At most 16 experts, in as many groups as before where these divide them, and as wide as the model is now."""
+    moe: Any = arch.moe
+    E, width = getattr(moe, "n_experts", 0), getattr(moe, "d_expert", None)
+    few = E if E <= EXPERTS else EXPERTS
+    groups = getattr(moe, "n_expert_groups", 1)
+    groups = groups if few % groups == 0 else 4
+    limited = getattr(moe, "n_limited_groups", None)
+    limited = None if limited is None else min(limited, groups - 1)
+    most = few if limited is None else few // groups * limited
+    return given(
+        moe,
+        n_experts=few,
+        top_k=min(getattr(moe, "top_k", 1), most),
+        n_expert_groups=groups,
+        n_limited_groups=limited,
+        d_expert=None if width is None else max(1, round(width * by_width)),
     )
 
 

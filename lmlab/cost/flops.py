@@ -9,6 +9,8 @@ attention of other shape than H heads of C channels says what a key costs (`cont
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from lmlab.model.spec import Arch
@@ -16,10 +18,27 @@ from lmlab.model.spec import Arch
 LOOKUPS = ("embed.weight", "pos.weight")
 
 
-def matmul_parameters(model: nn.Module, *, tied: bool) -> int:
-    """Parameters in matrix products; `tied`: the embedding is also the head."""
-    free = LOOKUPS[1:] if tied else LOOKUPS
-    return sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and name not in free)
+def matmul_parameters(model: nn.Module, arch: Arch) -> float:
+    """Parameters that a token meets in matrix products: of experts as many as it goes through. A tied embedding counts
+    as the head."""
+    free = LOOKUPS[1:] if arch.model.tie_embeddings else LOOKUPS
+    return sum(
+        p.numel() * share(arch, name)
+        for name, p in model.named_parameters()
+        if p.ndim >= 2 and name not in free and not name.endswith(".bias")
+    )
+
+
+def active_parameters(model: nn.Module, arch: Arch) -> float:
+    """All parameters, of experts those that a token goes through; biases and embeddings too."""
+    return sum(p.numel() * share(arch, name) for name, p in model.named_parameters())
+
+
+def share(arch: Arch, name: str) -> float:
+    """The part of a parameter that one token meets: of experts that are chosen, k of E (where capacity leaves choices
+    out, no more than there is room for)."""
+    moe: Any = arch.moe
+    return moe.computed() / moe.n_experts if ".ffn.experts." in name else 1.0
 
 
 def mean_context(seq_len: int, window: int | None) -> float:
@@ -30,12 +49,12 @@ def mean_context(seq_len: int, window: int | None) -> float:
 
 def flops_per_token(model: nn.Module, arch: Arch) -> float:
     """Forward and backward FLOPs of one training token at `model.seq_len`, the causal half of attention."""
-    return 6 * matmul_parameters(model, tied=arch.model.tie_embeddings) + _attention(arch)
+    return 6 * matmul_parameters(model, arch) + _attention(arch)
 
 
 def palm_flops_per_token(model: nn.Module, arch: Arch) -> float:
     """The same with attention not halved: 6N + 12·L·H·C·T (Chowdhery et al. 2022, arXiv 2204.02311), what MFU is of."""
-    return 6 * matmul_parameters(model, tied=arch.model.tie_embeddings) + 2 * _attention(arch)
+    return 6 * matmul_parameters(model, arch) + 2 * _attention(arch)
 
 
 def _attention(arch: Arch) -> float:

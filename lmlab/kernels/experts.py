@@ -14,10 +14,10 @@ from torch import Tensor
 
 def per_expert(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends_E: Tensor) -> Tensor:
     """One linear per expert, as it is written down."""
-    ends, parts = ends_E.tolist(), []
-    for e, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+    parts = []
+    for e, (start, end) in enumerate(spans(ends_E, len(x_MD))):
         parts.append(F.linear(x_MD[start:end], weight_EFD[e], None if bias_EF is None else bias_EF[e]))
-    parts.append(x_MD.new_zeros(len(x_MD) - ends[-1], weight_EFD.shape[1]))
+    parts.append(x_MD.new_zeros(len(x_MD) - end, weight_EFD.shape[1]))
     return torch.cat(parts)
 
 
@@ -25,7 +25,7 @@ def grouped(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends_E:
     """The same without one part per expert in the graph. On the CPU torch's grouped_mm takes 1.4 to 9 times as long as
     one product of the same size, so there it is one opaque operator; elsewhere grouped_mm, without asking the device
     where the experts end."""
-    if x_MD.device.type == "cpu":
+    if x_MD.device.type in ("cpu", "meta"):
         out_MF: Tensor = rows_by_expert(x_MD, weight_EFD, ends_E)
     elif aligned(weight_EFD):
         out_MF = F.grouped_mm(x_MD, weight_EFD.transpose(1, 2), offs=ends_E)
@@ -54,14 +54,16 @@ def by_row(bias_EF: Tensor, x_MD: Tensor, ends_E: Tensor) -> Tensor:
     return padded.index_select(0, expert_M)
 
 
-def _parts(ends_E: Tensor) -> list[tuple[int, int]]:
-    ends = ends_E.tolist()
+def spans(ends_E: Tensor, M: int) -> list[tuple[int, int]]:
+    """(start, end) of each expert's rows; even ones on the meta device, which holds no numbers."""
+    E = len(ends_E)
+    ends = [M * (e + 1) // E for e in range(E)] if ends_E.is_meta else ends_E.tolist()
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _rows_by_expert(x_MD: Tensor, weight_EFD: Tensor, ends_E: Tensor) -> Tensor:
     out_MF = x_MD.new_empty(len(x_MD), weight_EFD.shape[1])
-    for weight_FD, (start, end) in zip(weight_EFD, _parts(ends_E), strict=True):
+    for weight_FD, (start, end) in zip(weight_EFD, spans(ends_E, len(x_MD)), strict=True):
         if end > start:
             torch.mm(x_MD[start:end], weight_FD.T, out=out_MF[start:end])
     out_MF[int(ends_E[-1]) :] = 0
@@ -72,7 +74,7 @@ def _rows_by_expert_backward(
     grad_MF: Tensor, x_MD: Tensor, weight_EFD: Tensor, ends_E: Tensor
 ) -> tuple[Tensor, Tensor]:
     dx_MD, dweight_EFD = torch.empty_like(x_MD), torch.empty_like(weight_EFD)
-    for e, (start, end) in enumerate(_parts(ends_E)):
+    for e, (start, end) in enumerate(spans(ends_E, len(x_MD))):
         if end > start:
             torch.mm(grad_MF[start:end], weight_EFD[e], out=dx_MD[start:end])
             torch.mm(grad_MF[start:end].T, x_MD[start:end], out=dweight_EFD[e])

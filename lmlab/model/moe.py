@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmlab.kernels.experts import spans
 from lmlab.kernels.ops import Ops, wide
 from lmlab.model import routing
 from lmlab.model import spec as specs
@@ -30,7 +31,7 @@ from lmlab.registry import make
 class RouterStats(NamedTuple):
     """What a forward says of its routing. Counts are of tokens that count; sums, so that micro-batches add up."""
 
-    penalty_G: Tensor  # what joins the loss, per group: aux_coef · balance + z_coef · z
+    penalty_G: Optional[Tensor]  # what joins the loss, per group: aux_coef · balance + z_coef · z; None = nothing
     balance_G: Tensor  # E·Σ f·P of each group
     z_G: Tensor  # mean (log Σ e^logit)² of each group
     load_E: Tensor  # choices by expert, before any is dropped
@@ -91,10 +92,10 @@ class Experts(nn.Module):
         if self.ffn is not None:
             out_MD: Tensor = self.ffn.weighted(x_MD, weights_M1, partial(_through, self.ops, ends_E))
             return out_MD
-        ends, parts = ends_E.tolist(), []
-        for ffn, start, end in zip(self.each or (), [0, *ends[:-1]], ends, strict=True):
+        parts = []
+        for ffn, (start, end) in zip(self.each or (), spans(ends_E, len(x_MD)), strict=True):
             parts.append(ffn(x_MD[None, start:end], None)[0][0])
-        parts.append(torch.zeros_like(x_MD[ends[-1] :]))
+        parts.append(torch.zeros_like(x_MD[end:]))
         return torch.cat(parts) * weights_M1
 
 
@@ -150,6 +151,9 @@ class Routed(nn.Module):
     def route(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> tuple[Pairs, RouterStats]:
         raise NotImplementedError
 
+    def after_step(self, load_E: Tensor) -> None:
+        """Between steps; load_E: how the choices of the whole step fell on the experts."""
+
     def stats(
         self, logits_GSE: Tensor, probs_GSE: Tensor, asked_GSk: Optional[Tensor], valid_GS: Optional[Tensor], **counts: Any
     ) -> RouterStats:
@@ -160,9 +164,8 @@ class Routed(nn.Module):
         coef = spec.aux_coef if getattr(spec, "balance", "") == "aux" else 0.0
         entropy_GS = torch.special.entr(probs_GSE.detach()).sum(-1)
         counted = torch.ones_like(entropy_GS) if valid_GS is None else valid_GS.to(entropy_GS.dtype)
-        penalty_G = coef * even + spec.z_coef * z_G if spec.z_coef else coef * even
         return RouterStats(
-            penalty_G=penalty_G if coef or spec.z_coef else torch.zeros_like(z_G.detach()),
+            penalty_G=coef * even + spec.z_coef * z_G if coef or spec.z_coef else None,
             balance_G=even.detach(),
             z_G=z_G.detach(),
             entropy=(entropy_GS * counted).sum(),
@@ -240,8 +243,7 @@ class MoE(Routed):
 
     @torch.no_grad()
     def after_step(self, load_E: Tensor) -> None:
-        """aux_free: the bias of experts with less than the mean load grows by bias_step, of the others it shrinks.
-        load_E: choices in the whole step."""
+        """aux_free: the bias of experts with less than the mean load grows by bias_step, of the others it shrinks."""
         if self.router.bias is not None:
             load = load_E.to(self.router.bias.dtype)
             self.router.bias.add_((load.mean() - load).sign(), alpha=self.spec.bias_step)

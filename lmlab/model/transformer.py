@@ -196,7 +196,7 @@ class Transformer(nn.Module):
         """What parts do between steps; loads: per layer how the choices of the whole step fell on its experts."""
         blocks: list[Any] = list(self.blocks)
         for block, load_E in zip(blocks, loads, strict=True):
-            if load_E is not None:
+            if load_E is not None and hasattr(block.ffn, "after_step"):
                 block.ffn.after_step(load_E)
 
     def compile_blocks(self) -> None:
@@ -242,13 +242,12 @@ class Transformer(nn.Module):
 def penalty(stats: Sequence[Any], targets_BT: Tensor, weights_BT: Optional[Tensor]) -> Optional[Tensor]:
     """Σ over rows of their weight times the routers' mean penalty: divided by all weights, as the loss is, it does not
     ask how the batch was split."""
-    found = [s.penalty_G for s in stats if s is not None and s.penalty_G.requires_grad]
+    found = [s.penalty_G for s in stats if s is not None and s.penalty_G is not None]
     if not found:
         return None
-    routers = sum(1 for s in stats if s is not None)
     weight_B = torch.ones_like(targets_BT, dtype=found[0].dtype).sum(1) if weights_BT is None else weights_BT.sum(1)
     weight_G = weight_B if len(found[0]) == len(weight_B) else weight_B.sum()[None]
-    return (torch.stack(found).sum(0) / routers * weight_G.to(found[0].dtype)).sum()
+    return (torch.stack(found).mean(0) * weight_G.to(found[0].dtype)).sum()
 
 
 def with_bias(hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:

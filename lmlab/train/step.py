@@ -6,7 +6,7 @@ The loss is Σ weight · nats / Σ weight over the whole step, so any split into
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from lmlab.data.batches import Batch
 from lmlab.model.transformer import Transformer
 from lmlab.train.optim import set_lr
+from lmlab.train.routing import Routing
 from lmlab.train.twin import Twin
 
 
@@ -38,6 +39,7 @@ class Stepper:
     clip: float | None
     seed: int
     device: torch.device
+    routing: Routing = field(default_factory=Routing)  # of the last step
 
     def __call__(
         self, batch: Batch, *, step: int, lr: float, probe: Probe | None = None
@@ -52,6 +54,7 @@ class Stepper:
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.twin.masters, self.clip, norm)
         self.optimizer.step()
+        self.twin.master.after_step(self.routing.loads())
         self.twin.refresh()
         return loss, norm
 
@@ -61,6 +64,7 @@ class Stepper:
         Backward runs on the plain sum, and the sum is divided in fp32: 1/weight is no bf16 number.
         """
         self.twin.model.train()
+        self.routing = Routing()
         weight = float(batch.weights_BT.sum().clamp_min(1))
         nats = []
         whole = batch.to(self.device)
@@ -75,7 +79,8 @@ class Stepper:
                 weights_BT=part.weights_BT,
             )
             assert out.loss is not None
-            out.loss.backward()
+            out.objective.backward()
+            self.routing.add(out.stats)
             self.twin.collect()
             nats.append(out.loss.detach())
         torch._foreach_div_(self.twin.grads(), weight)

@@ -26,6 +26,7 @@ class Twin(Generic[M]):
     """`model` is what to run; it is the master itself when the dtypes agree."""
 
     def __init__(self, master: M, dtype: torch.dtype) -> None:
+        self.master = master
         self.masters: list[Tensor] = [p for p in master.parameters() if p.requires_grad]
         self.own = any(p.dtype != dtype for p in self.masters)
         self.model: M = cast_parameters(copy.deepcopy(master), dtype) if self.own else master

@@ -26,14 +26,14 @@ def test_gpt2_small_is_854_7_palm_and_798_0_causal() -> None:
 
 
 def test_a_block_is_twelve_d_squared() -> None:
-    model, _ = skeleton("ffn=gelu", "model.n_layers=3", "model.d_model=128", vocab_size=100)
-    assert matmul_parameters(model, tied=True) == 3 * 12 * 128**2 + 100 * 128
+    model, arch = skeleton("ffn=gelu", "model.n_layers=3", "model.d_model=128", vocab_size=100)
+    assert matmul_parameters(model, arch) == 3 * 12 * 128**2 + 100 * 128
 
 
 def test_lookups_are_free_and_the_head_always_counts() -> None:
     size = ["pos=learned", "model.n_layers=1", "model.d_model=64"]
-    tied, untied = (skeleton(*size, f"model.tie_embeddings={t}")[0] for t in ("true", "false"))
-    assert matmul_parameters(tied, tied=True) == matmul_parameters(untied, tied=False)
+    tied, untied = (matmul_parameters(*skeleton(*size, f"model.tie_embeddings={t}")) for t in ("true", "false"))
+    assert tied == untied
 
 
 def test_window_counts_attended_pairs() -> None:
@@ -44,7 +44,7 @@ def test_window_counts_attended_pairs() -> None:
 def attention_flops(*overrides: str) -> float:
     """What depends on the context, in FLOP per token."""
     model, arch = skeleton("model.n_layers=2", "model.d_model=64", "model.n_heads=2", "model.seq_len=256", *overrides)
-    return flops_per_token(model, arch) - 6 * matmul_parameters(model, tied=True)
+    return flops_per_token(model, arch) - 6 * matmul_parameters(model, arch)
 
 
 def test_attention_costs_what_its_heads_and_windows_attend_to() -> None:
