@@ -14,11 +14,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from lmlab.compat import model as parts
-from lmlab.compat import pos
+from lmlab.compat import moe, pos
 from lmlab.compat.pos import Wrong
 from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
 from lmlab.errors import ConfigError, listed
-from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, ScalingSpec
+from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, MoESpec, ScalingSpec
 from lmlab.registry import Spec
 from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec, warmup_steps
 
@@ -62,14 +62,14 @@ def steps(experiment: Experiment) -> int | None:
 
 # ---------------------------------------------------------------- parts of your own
 
-BASES = {"attn": AttnSpec, "ffn": FfnSpec, "block": BlockSpec}
-BUILT = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "data", "tokenizer", "optim", "schedule")
+BASES = {"attn": AttnSpec, "ffn": FfnSpec, "block": BlockSpec, "moe": MoESpec}
+BUILT = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe", "data", "tokenizer", "optim", "schedule")
 
 
 def _incomplete(e: Experiment) -> Iterator[Wrong]:
     for group in BUILT:
         part = getattr(e, group)
-        if not part.build and (group, part.name) != ("rope_scaling", "none"):
+        if not part.build and (group, part.name) not in (("rope_scaling", "none"), ("moe", "none")):
             yield f"`{group}={part.name}` does not say what builds it", 'write @option(…, build="module:Class")'
         if group in BASES and not isinstance(part, BASES[group]):
             base = BASES[group].__name__
@@ -189,7 +189,7 @@ def _has_dropout(e: Experiment) -> bool:
     """Whether anything draws from seed.dropout. A part from a plug-in may, whatever its fields are called."""
     parts = [getattr(e, f.name) for f in dataclasses.fields(e) if isinstance(getattr(e, f.name), Spec)]
     own = any(not type(p).__module__.startswith("lmlab.") for p in parts)
-    return own or any(getattr(p, "dropout", 0) > 0 for p in parts)
+    return own or any(getattr(p, name, 0) > 0 for p in parts for name in ("dropout", "jitter"))
 
 
 def _seed_dropout(e: Experiment) -> Wrong | None:
@@ -287,6 +287,17 @@ RULES: tuple[Rule, ...] = (
     Rule("backend", "a backend must be able to do what is asked", parts.backend, "attn.softcap=30 attn.backend=sdpa"),
     Rule("left-out", "projections are left out of shaped attention only", parts.left_out, "attn.v_proj=none"),
     Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", parts.ffn_width, "ffn.d_ff=512 ffn.mult=2"),
+    Rule("routed-layers", "some layer has experts", moe.routed_layers, "moe=topk moe.every_n_layers=100"),
+    Rule("top-k", "a token uses no more experts than there are", moe.top_k, "moe=topk moe.top_k=9"),
+    Rule("norm-topk", "a weight that is always 1 teaches nothing", moe.norm_topk, "moe=topk moe.top_k=1"),
+    Rule(
+        "expert-groups",
+        "a token is limited to some of several groups",
+        moe.expert_groups,
+        "moe=topk moe.n_expert_groups=3 moe.n_limited_groups=1",
+    ),
+    Rule("dead-routing", "a factor or an order needs what it acts on", moe.dead_settings, "moe=topk moe.overflow=reroute"),
+    Rule("group-of-batch", "a batch that is split is no group", moe.group_of_batch, "moe=topk moe.group=batch"),
     Rule("head-bias", "a tied head has no bias", parts.head_bias, "model.head_bias=true"),
     Rule("text-files", "data=text needs files", _text_files, "data=text"),
     Rule("text-field", ".txt files have no fields", _text_field, "data=text data.files=[a.txt] data.field=body"),
