@@ -14,7 +14,7 @@ from lmlab.model.transformer import build
 from lmlab.registry import make
 from lmlab.train.step import Stepper
 from lmlab.train.twin import Twin
-from tests.covering import FACTORS, PARTS, covering, experiment, legal, legal_pairs, options, pairs
+from tests.covering import PARTS, covering, experiment, legal, legal_pairs, options, pairs
 
 CPU, VOCAB, T = torch.device("cpu"), 97, 16
 ADAM_EPS = 1e-8
@@ -24,9 +24,8 @@ def test_every_legal_pair_is_covered_by_legal_compositions():
     rows = covering()
     assert set().union(*map(pairs, rows)) >= legal_pairs()
     assert all(legal(row) for row in rows)
-    largest, second = sorted(map(len, FACTORS.values()))[:-3:-1]
-    assert len(rows) < 2 * largest * second
     together = legal_pairs()
+    assert len(rows) < len(together) / 30
     assert {(("attn", "gqa"), ("attn.weights", "shaped")), (("attn.form", "absorbed"), ("pos", "t5"))} <= together
     assert (("attn.v_proj", "none"), ("attn.weights", "softmax")) not in together
     for group, made in PARTS.items():
@@ -53,6 +52,8 @@ def test_it_trains_two_steps_and_passes_its_check(row):
     assert all(math.isfinite(loss) and loss < 3 * math.log(VOCAB) for loss in losses)
     assert step.finite()
     unmoved = {n: p.grad for n, p in master.named_parameters() if torch.equal(p, before[n])}
+    if getattr(exp.attn, "weights", "") == "shaped" and master.blocks[0].attn.q.weight.abs().max() < 1e-4:
+        unmoved.pop("pos.weight", None)  # near q = 0 the softmax and the uniform part cancel, and a bias with them
     still = {
         n for n, g in unmoved.items() if g is None or not 0 < g.abs().max() < ADAM_EPS
     }  # below it nothing can move

@@ -55,8 +55,11 @@ class Rows:
 
 
 def rows(B: int = 2, length: int = T, seed: int = 1) -> Rows:
-    """Random tokens at positions 0, 1, 2, …"""
-    tokens = torch.randint(VOCAB, (B, length), generator=torch.Generator().manual_seed(seed))
+    """Random tokens at positions 0, 1, 2, …; no token twice in a row as long as there are enough, for equal ones could
+    tie where tokens are ranked."""
+    draw = torch.Generator().manual_seed(seed)
+    each = [torch.randperm(VOCAB, generator=draw)[:length] for _ in range(B)]
+    tokens = torch.stack(each) if length <= VOCAB else torch.randint(VOCAB, (B, length), generator=draw)
     return Rows(tokens, torch.arange(length).expand(B, length))
 
 

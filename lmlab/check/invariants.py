@@ -160,9 +160,10 @@ def _moved(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _reach(c: Composed) -> Optional[int]:
-    """How far a token can be seen through the windows of all layers; None where a layer sees everything."""
+    """How far a token can be seen through the windows of all layers; None where a layer sees everything, and where
+    tokens compete for room at experts."""
     windows = getattr(c.arch.attn, "layer_window", None)
-    if not callable(windows):
+    if not callable(windows) or getattr(c.arch.moe, "capacity_factor", None) is not None:
         return None
     each = [windows(layer) for layer in range(c.arch.model.n_layers)]
     return None if None in each else sum(w - 1 for w in each)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from lmlab.compat.pos import Wrong
-from lmlab.model.spec import FfnSpec, RoutedSpec, TokenChoiceSpec, TopK
+from lmlab.model.spec import RoutedSpec, TokenChoiceSpec, TopK
 
 if TYPE_CHECKING:
     from lmlab.config.tree import Experiment
@@ -71,17 +71,6 @@ def expert_groups(e: Experiment) -> Wrong | None:
         message = f"`moe.top_k` is {m.top_k}, and {few} groups of {E // groups} experts are what a token may use"
         return message, f"use moe.n_limited_groups={-(-m.top_k * groups // E)} or more, or a smaller moe.top_k"
     return None
-
-
-def expert_width(e: Experiment) -> Wrong | None:
-    m, f = e.moe, e.ffn
-    if not isinstance(m, RoutedSpec) or (m.d_expert is None and not m.n_shared):
-        return None
-    if isinstance(f, FfnSpec) and f.build == "lmlab.model.ffn:FFN":
-        return None
-    key = "`moe.d_expert`" if m.d_expert is not None else "`moe.n_shared`"
-    value = m.d_expert if m.d_expert is not None else m.n_shared
-    return f"{key} is {value}, and the width of `ffn={f.name}` is its own affair", "use moe.d_expert=null moe.n_shared=0"
 
 
 def dead_settings(e: Experiment) -> Wrong | None:

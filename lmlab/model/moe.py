@@ -260,7 +260,7 @@ class ExpertChoice(Routed):
         choice_GES = scores_GSE.detach().transpose(1, 2)
         if valid_GS is not None:
             choice_GES = choice_GES.masked_fill(~valid_GS[:, None], -1)
-        tokens_GEC = choice_GES.topk(C, -1).indices
+        tokens_GEC = choice_GES.argsort(stable=True, dim=-1, descending=True)[..., :C]  # of equal ones the first
         weights_GEC = scores_GSE.transpose(1, 2).gather(-1, tokens_GEC)
         experts_GEC = torch.arange(E, device=tokens_GEC.device)[:, None].expand_as(tokens_GEC)
         if valid_GS is not None:

@@ -53,6 +53,18 @@ SAYS = {
     "backend": ("`attn.softcap` is 30, which `attn.backend` sdpa can't do", "attn.backend=auto"),
     "left-out": ("`attn.v_proj` none needs shaped attention, `attn.weights` is softmax", "add attn.weights=shaped"),
     "ffn-width": ("`ffn.d_ff` 512 is the width as it stands, so that `ffn.mult` 2 would do nothing", "ffn.mult=null"),
+    "routed-layers": (
+        "`moe.every_n_layers` 100 and `moe.first_dense_layers` 0 leave no layer of 6 its experts",
+        "moe.every_n_layers=1",
+    ),
+    "top-k": ("`moe.top_k` is 9, and `moe.n_experts` is 8", "use moe.top_k=8"),
+    "norm-topk": ("`moe.norm_topk` is true with `moe.top_k` 1: the weight is always 1", "moe.norm_topk=false"),
+    "expert-groups": ("`moe.n_expert_groups` 3 does not divide `moe.n_experts` 8", "use 1 or 2"),
+    "dead-routing": ("`moe.overflow` is reroute, and `moe.capacity_factor` is null", "moe.capacity_factor=1.25"),
+    "group-of-batch": (
+        "`moe.group` is batch, and `train.micro_batch` is auto, which may split a step",
+        "use train.micro_batch=16, or moe.group=sequence",
+    ),
     "head-bias": ("`model.head_bias` is true and so is `model.tie_embeddings`", "model.tie_embeddings=false"),
     "text-files": ("`data=text` needs `data.files`", "data.files=[book.txt"),
     "text-field": ("`data.field` is body, but .txt files have no fields (a.txt)", "leave data.field out"),
@@ -89,6 +101,37 @@ def test_the_example_of_a_row_is_refused_by_that_row(rule: rules.Rule) -> None:
 
 # further ways to break a row: words, what the message and the hint must say
 MORE = [
+    (
+        "moe=topk moe.first_dense_layers=6",
+        "`moe.every_n_layers` 1 and `moe.first_dense_layers` 6 leave no layer of 6",
+        "moe.first_dense_layers=0",
+    ),
+    ("moe=topk moe.n_experts=1", "`moe.top_k` is 2, and `moe.n_experts` is 1", "moe.top_k=1 moe.norm_topk=false"),
+    ("moe=topk moe.n_expert_groups=4", "`moe.n_limited_groups` is null: a token may use", "moe.n_limited_groups=2"),
+    (
+        "moe=topk moe.n_expert_groups=4 moe.n_limited_groups=4",
+        "`moe.n_limited_groups` is 4, and `moe.n_expert_groups` is 4: no group would be left out",
+        "moe.n_limited_groups=null moe.n_expert_groups=1",
+    ),
+    (
+        "moe=topk moe.n_limited_groups=1",
+        "`moe.n_limited_groups` is 1, and `moe.n_expert_groups` is 1",
+        "moe.n_limited_groups=null",
+    ),
+    (
+        "moe=topk moe.top_k=4 moe.n_expert_groups=4 moe.n_limited_groups=1",
+        "`moe.top_k` is 4, and 1 groups of 2 experts are what a token may use",
+        "moe.n_limited_groups=2",
+    ),
+    ("moe=topk moe.balance=none moe.aux_coef=0.1", "`moe.aux_coef` is 0.1, and `moe.balance` is none", "balance=aux"),
+    ("moe=topk moe.bias_step=0.1", "`moe.bias_step` is 0.1, and `moe.balance` is aux", "moe.balance=aux_free"),
+    ("moe=topk moe.priority=probability", "`moe.priority` is probability", "moe.capacity_factor=1.25"),
+    ("moe=switch moe.capacity_factor=null moe.overflow=reroute", "`moe.overflow` is reroute", "capacity_factor=1.25"),
+    (
+        "moe=expert_choice moe.group=batch train.micro_batch=4",
+        "`moe.group` is batch, and `train.micro_batch` is 4 of 16 rows",
+        "train.micro_batch=16",
+    ),
     ("attn=mla model.n_heads=3", "which `model.n_heads` 3 does not divide", "attn.nope_dim=84 attn.rope_dim=84"),
     ("attn=mla attn.rope_dim=5", "the rotary width is 5 (`pos.fraction` 1 of `attn.rope_dim` 5)", "(attn.rope_dim)"),
     ("norm=none block=sandwich", "`block=sandwich` says where a norm stands", "block=prenorm"),
