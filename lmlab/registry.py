@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Spec:
     """Base of every option: what `group=name` selects. `build` names the class that makes it ("module:Class")."""
 
-    group: ClassVar[str] = ""
+    of_group: ClassVar[str] = ""
     name: ClassVar[str] = ""
     build: ClassVar[str] = ""
 
@@ -44,7 +44,7 @@ def option(group: str, name: str, *, build: str = "") -> Callable[[type[T]], typ
             raise ConfigError(
                 f"`{group}={name}` is already defined by {known.__module__}", "give the part another name"
             )
-        made.group, made.name, made.build = group, name, build
+        made.of_group, made.name, made.build = group, name, build
         OPTIONS[group][name] = made
         return made
 

@@ -26,7 +26,9 @@ def options(group: str) -> dict[str, Any]:
     }
 
 
-PARTS: dict[str, dict[str, Any]] = {group: options(group) for group in ("norm", "block", "pos", "rope_scaling", "ffn", "moe")}
+PARTS: dict[str, dict[str, Any]] = {
+    group: options(group) for group in ("norm", "block", "pos", "rope_scaling", "ffn", "moe")
+}
 PARTS["attn"] = {
     **options("attn"),
     "two latents": functools.partial(OPTIONS["attn"]["mla"], q_rank=8),

@@ -2,8 +2,9 @@
 
 The words `group.field=probe` are composed as on the command line, all in one go; then each value is put into the
 composition alone, with what CONTEXT says it needs on both sides. What may change: the shapes of the parameters, their
-initial values, the logits and the loss in train mode, the logits after it in eval mode, the backend that attention names, or what the caller
-works out of training (`planned`). Fields of data and tokenizer are read before there is a model: not asked here.
+initial values, the logits and the loss in train mode, the logits after a step in eval mode, the backend that attention
+names, or what the caller works out of training (`planned`). Fields of data and tokenizer are read before there is a
+model: not asked here.
 """
 
 from __future__ import annotations

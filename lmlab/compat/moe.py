@@ -23,7 +23,9 @@ def routed_layers(e: Experiment) -> Wrong | None:
     if not isinstance(m, RoutedSpec) or any(m.routes(layer) for layer in range(layers)):
         return None
     every, dense = m.every_n_layers, m.first_dense_layers
-    message = f"`moe.every_n_layers` {every} and `moe.first_dense_layers` {dense} leave no layer of {layers} its experts"
+    message = (
+        f"`moe.every_n_layers` {every} and `moe.first_dense_layers` {dense} leave no layer of {layers} its experts"
+    )
     return message, "use moe.every_n_layers=1 moe.first_dense_layers=0, or moe=none"
 
 
@@ -101,5 +103,7 @@ def group_of_batch(e: Experiment) -> Wrong | None:
     if micro == rows:
         return None
     said = f"is {micro} of {rows} rows" if isinstance(micro, int) else f"is {micro}, which may split a step"
-    message = f"`moe.group` is batch, and `train.micro_batch` {said}: the losses of the router would depend on the split"
+    message = (
+        f"`moe.group` is batch, and `train.micro_batch` {said}: the losses of the router would depend on the split"
+    )
     return message, f"use train.micro_batch={rows}, or moe.group=sequence"

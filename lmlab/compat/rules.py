@@ -296,7 +296,9 @@ RULES: tuple[Rule, ...] = (
         moe.expert_groups,
         "moe=topk moe.n_expert_groups=3 moe.n_limited_groups=1",
     ),
-    Rule("dead-routing", "a factor or an order needs what it acts on", moe.dead_settings, "moe=topk moe.overflow=reroute"),
+    Rule(
+        "dead-routing", "a factor or an order needs what it acts on", moe.dead_settings, "moe=topk moe.overflow=reroute"
+    ),
     Rule("group-of-batch", "a batch that is split is no group", moe.group_of_batch, "moe=topk moe.group=batch"),
     Rule("head-bias", "a tied head has no bias", parts.head_bias, "model.head_bias=true"),
     Rule("text-files", "data=text needs files", _text_files, "data=text"),

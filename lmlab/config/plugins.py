@@ -135,16 +135,16 @@ def _check_parts(found: list[type[Spec]], path: Path) -> None:
     if not found:
         hint = 'put @option("attn", "my_attn", build="my_attn:MyAttn") over its spec'
         raise ConfigError(f"{path.name} defines no part", hint)
-    wrong = [(f"{path.name}: {spec.group}={spec.name}", *w) for spec in found for w in _part_errors(spec, path)]
+    wrong = [(f"{path.name}: {spec.of_group}={spec.name}", *w) for spec in found for w in _part_errors(spec, path)]
     if wrong:
         for spec in found:
-            del OPTIONS[spec.group][spec.name]
+            del OPTIONS[spec.of_group][spec.name]
         raise_all([ConfigError(f"{part} {message}", hint) for part, message, hint in wrong])
 
 
 def _part_errors(spec: type[Spec], path: Path) -> Iterator[tuple[str, str]]:
     """What is wrong with one part: message and hint."""
-    if spec.group not in GROUPS:
+    if spec.of_group not in GROUPS:
         yield "belongs to no group", f"use one of {listed(GROUPS, 20)}"
     if not issubclass(spec, Spec):
         yield "is not a Spec", "derive the class from lmlab.registry.Spec or from its group's spec"

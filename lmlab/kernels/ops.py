@@ -59,7 +59,9 @@ class Ops:
     attention: Mapping[str, Attention]  # backend -> attention
     attention_default: Optional[str]  # the backend of attn.backend=auto; None = a rule of mask, length and device
     fan: Callable[[Tensor, Sequence[Tensor], Optional[Sequence[Tensor]]], tuple[Tensor, ...]]  # x through many weights
-    experts: Callable[[Tensor, Tensor, Optional[Tensor], Tensor], Tensor]  # (x_MD, weight_EFD, bias_EF, ends_E) -> (M, F)
+    experts: Callable[
+        [Tensor, Tensor, Optional[Tensor], Tensor], Tensor
+    ]  # (x_MD, weight_EFD, bias_EF, ends_E) -> (M, F)
     linear_cross_entropy: LinearCrossEntropy
     names: Mapping[str, str]
     device: torch.device

@@ -155,10 +155,15 @@ class Routed(nn.Module):
         """Between steps; load_E: how the choices of the whole step fell on the experts."""
 
     def stats(
-        self, logits_GSE: Tensor, probs_GSE: Tensor, asked_GSk: Optional[Tensor], valid_GS: Optional[Tensor], **counts: Any
+        self,
+        logits_GSE: Tensor,
+        probs_GSE: Tensor,
+        asked_GSk: Optional[Tensor],
+        valid_GS: Optional[Tensor],
+        **counts: Any,
     ) -> RouterStats:
         """asked_GSk: the choices that the balance loss is of; None = there is none."""
-        spec, E = self.spec, self.n_experts
+        spec = self.spec
         z_G = routing.mean(torch.logsumexp(logits_GSE, -1, keepdim=True).square(), valid_GS)[:, 0]
         even = torch.ones_like(z_G) if asked_GSk is None else routing.balance(asked_GSk, probs_GSE, valid_GS)
         coef = spec.aux_coef if getattr(spec, "balance", "") == "aux" else 0.0
@@ -294,7 +299,7 @@ def known_failures(spec: Any) -> dict[str, str]:
         why = "what an expert has room for depends on how many tokens the row has"
         found |= dict.fromkeys(("cached = full", "packed = alone"), why)
     if spec.group == "batch":
-        why = "moe.group=batch: the router's losses and room are those of a micro-batch, so that splitting it changes them"
+        why = "moe.group=batch: losses and room are those of a micro-batch, so that splitting it changes them"
         found |= dict.fromkeys(("micro-batches = whole", "batched = alone"), why)
     return found
 
@@ -306,5 +311,7 @@ def noncausal(spec: Any) -> str:
     if getattr(spec, "priority", "position") == "probability" and spec.capacity_factor is not None:
         return "moe.priority=probability: a later token may take an earlier one's place with a full expert"
     if spec.group == "batch" and getattr(spec, "capacity_factor", None) is not None:
-        return "moe.group=batch: the rows of a batch share the room of an expert, so that one row's tokens act on others"
+        return (
+            "moe.group=batch: the rows of a batch share the room of an expert, so that one row's tokens act on others"
+        )
     return ""

@@ -535,15 +535,11 @@ class TokenChoiceSpec(RoutedSpec):
     capacity_factor: Optional[float] = setting(
         None, "an expert takes at most ceil(k·T/E·factor) of a row's T tokens; null = all", gt=0, le=1e6, probe=0.5
     )
-    overflow: str = setting(
-        "drop", "a token that finds an expert full", choices=("drop", "reroute"), probe="reroute"
-    )
+    overflow: str = setting("drop", "a token that finds an expert full", choices=("drop", "reroute"), probe="reroute")
     priority: str = setting(
         "position", "who comes first to a full expert", choices=("position", "probability"), probe="probability"
     )
-    balance: str = setting(
-        "aux", "what evens the load", choices=("aux", "aux_free", "none"), probe="none"
-    )
+    balance: str = setting("aux", "what evens the load", choices=("aux", "aux_free", "none"), probe="none")
     aux_coef: float = setting(0.01, "factor on the balance loss E·Σ f·P", ge=0, probe=10.0)
     bias_step: float = setting(0.001, "aux_free: what a step moves the bias of an expert by", ge=0, probe=0.5)
 

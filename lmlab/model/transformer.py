@@ -130,7 +130,9 @@ class Transformer(nn.Module):
             x_BTD = self.norm(x_BTD, valid_BT)
         if targets_BT is None:
             return Output(self.logits(x_BTD), None, tuple(stats))
-        return Output(None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats), penalty(stats, targets_BT, weights_BT))
+        return Output(
+            None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats), penalty(stats, targets_BT, weights_BT)
+        )
 
     def embedded(self, tokens_BT: Tensor, positions_BT: Tensor, valid_BT: Optional[Tensor]) -> Tensor:
         """What the first block is handed (B, T, D)."""

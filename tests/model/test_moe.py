@@ -119,7 +119,7 @@ def test_weights_of_the_chosen():
     assert [w for _, w in taken[0]] == pytest.approx([0.7, 0.2])
     taken, _ = router(TopK(n_experts=3, top_k=2, weight_scale=2.0), LOGITS[:1])
     assert [w for _, w in taken[0]] == pytest.approx([2 * 7 / 9, 2 * 2 / 9])  # the softmax over the two logits, twice
-    assert stats.dropped == 0 and stats.asked == 2
+    assert (stats.dropped, stats.asked) == (0, 2)
 
 
 def test_what_finds_no_room_is_dropped_and_counted():
@@ -332,5 +332,3 @@ def test_jitter_moves_the_router_in_training_only():
     assert torch.equal(called(model, ids).logits_BTV, called(model, ids).logits_BTV)
     model.train()
     assert not torch.equal(called(model, ids).logits_BTV, called(model, ids).logits_BTV)
-
-
