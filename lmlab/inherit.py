@@ -34,7 +34,7 @@ KEY, RESIZE = "init.run", "init.resize"
 # Of the run and not of what it trained.
 NOT_INHERITED = frozenset({"name", "paths", "wandb", "device", "init", "plugins"})
 # A part of these groups that is chosen anew keeps the values of fields that both have: ffn=geglu keeps ffn.d_ff.
-KEPT_FIELDS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn")
+KEPT_FIELDS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe")
 Note = Callable[[str], None]
 
 

@@ -12,14 +12,21 @@ from typing import Any
 
 from lmlab.config.meaning import meaning, same, show_value
 from lmlab.errors import ConfigError, LmlabError, listed
-from lmlab.model.spec import GQA, MHA, MQA, Arch, FfnSpec, HeadsSpec, Learned, Rope
+from lmlab.model.spec import GQA, MHA, MQA, Arch, FfnSpec, HeadsSpec, Learned, Rope, RoutedSpec
 from lmlab.registry import OPTIONS, Spec
 
 # No weights, and a model that was trained with one can be trained on with another.
-FREE = ("rope_scaling", "attn.window", "attn.softcap", "pos.theta", "ffn.beta", "ffn.approximate")
+ROUTER = ("aux_coef", "z_coef", "jitter", "bias_step", "capacity_factor", "overflow", "priority", "group")
+FREE = (
+    *("rope_scaling", "attn.window", "attn.softcap", "pos.theta", "ffn.beta", "ffn.approximate"),
+    *(f"moe.{name}" for name in ROUTER),
+)
 # Off, on: a bias that starts at 0 changes nothing.
 BIASES = ("attn.bias_qkv", "attn.bias_o", "ffn.bias", "norm.bias", "model.head_bias")
-MAY = "what may change: rope_scaling, pos.theta, model.seq_len, window, softcap, dropout, activation, fewer kv heads"
+MAY = (
+    "what may change: rope_scaling, pos.theta, model.seq_len, window, softcap, dropout, activation, fewer kv heads, "
+    "the router's losses and capacity"
+)
 FFN = "lmlab.model.ffn:FFN"
 
 
@@ -51,6 +58,7 @@ def _follows(key: str, old: Arch, new: Arch) -> bool:
 def _is_free(key: str, new: Arch) -> bool:
     """A field of a part of one's own is never free: what it does is not known."""
     free = {"rope_scaling": True, "attn": True, "pos": isinstance(new.pos, Rope), "ffn": new.ffn.build == FFN}
+    free["moe"] = isinstance(new.moe, RoutedSpec) and new.moe.build.startswith("lmlab.model.moe:")
     return any(key == name or key.startswith(f"{name}.") for name in FREE if free[name.partition(".")[0]])
 
 

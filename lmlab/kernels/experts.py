@@ -14,9 +14,10 @@ from torch import Tensor
 
 def per_expert(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends_E: Tensor) -> Tensor:
     """One linear per expert, as it is written down."""
-    parts = []
-    for e, (start, end) in enumerate(spans(ends_E, len(x_MD))):
-        parts.append(F.linear(x_MD[start:end], weight_EFD[e], None if bias_EF is None else bias_EF[e]))
+    biases = [None] * len(weight_EFD) if bias_EF is None else bias_EF.unbind()
+    parts, end = [], 0
+    for weight_FD, bias_F, (start, end) in zip(weight_EFD.unbind(), biases, spans(ends_E, len(x_MD)), strict=True):
+        parts.append(F.linear(x_MD[start:end], weight_FD, bias_F))
     parts.append(x_MD.new_zeros(len(x_MD) - end, weight_EFD.shape[1]))
     return torch.cat(parts)
 

@@ -37,6 +37,13 @@ def training_rows(path: Path) -> list[dict[str, Any]]:
     return [{k: row[k] for k in keys} for row in metrics.read(path / "metrics.jsonl")]
 
 
+def routing_rows(path: Path) -> list[dict[str, float]]:
+    """What each row says of the routers."""
+    rows = metrics.read(path / "metrics.jsonl")
+    assert all("moe/0/load_max" in row and "moe/1/balance" in row for row in rows)
+    return [{k: v for k, v in row.items() if k.startswith("moe/")} for row in rows]
+
+
 def final_state(path: Path) -> Any:
     return checkpoint.load(RunDir.open(path).checkpoints()[-1].path)
 
@@ -63,6 +70,18 @@ def test_twenty_steps_are_ten_and_resume_and_ten_bit_for_bit(small: list[str], t
     assert again.figures["content_hash"] == whole.figures["content_hash"]
     assert again.figures["val/loss"] == whole.figures["val/loss"]
     assert same_optimizer(final_state(again.path), final_state(whole.path))
+
+
+def test_a_router_with_jitter_dropout_and_biases_resumes_bit_for_bit(small: list[str], tmp_path: Path) -> None:
+    router = ["moe=topk", "moe.balance=aux_free", "moe.bias_step=0.01", "moe.jitter=0.1", "moe.z_coef=0.001"]
+    words = [*(w for w in small if not w.startswith("train.max_steps")), *NOISY, *router, "train.max_steps=8"]
+    whole = run_here(with_runs(words, tmp_path / "whole"))
+    run_here(with_runs(words, tmp_path / "halves"), stop_at=4)
+    again = run_here(with_runs(words, tmp_path / "halves"))
+    assert training_rows(again.path) == training_rows(whole.path)
+    assert routing_rows(again.path) == routing_rows(whole.path)
+    assert again.figures["content_hash"] == whole.figures["content_hash"]
+    assert final_state(again.path).model["blocks.0.ffn.router.bias"].abs().max() > 0.005
 
 
 def test_seeds_and_dropout_change_what_is_compared(small: list[str], tmp_path: Path, whole: Any) -> None:
