@@ -40,6 +40,7 @@ def places(experts_GM: Tensor, n_experts: int, value_GM: Optional[Tensor] = None
     return torch.empty_like(place).scatter_(1, where, place)
 
 
+@torch.library.custom_op("lmlab::rerouted", mutates_args=())  # opaque, so that a compiler does not unroll it
 def rerouted(ranked_GSE: Tensor, k: int, capacity_G1: Tensor, order_GS: Tensor) -> Tensor:
     """(G, S, k) experts of each token, E where none has room: the first k of its list that are not full when its turn
     comes. ranked_GSE: experts by preference, E for those never asked. One token of every group after the other."""
@@ -57,6 +58,11 @@ def rerouted(ranked_GSE: Tensor, k: int, capacity_G1: Tensor, order_GS: Tensor) 
         found[rows, token] = chosen
         room.scatter_add_(1, wanted, -taken.long())
     return found
+
+
+@rerouted.register_fake
+def _(ranked_GSE: Tensor, k: int, capacity_G1: Tensor, order_GS: Tensor) -> Tensor:
+    return ranked_GSE.new_empty(*ranked_GSE.shape[:2], k)
 
 
 def balance(experts_GSk: Tensor, probs_GSE: Tensor, valid_GS: Optional[Tensor]) -> Tensor:

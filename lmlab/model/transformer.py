@@ -204,7 +204,8 @@ class Transformer(nn.Module):
     def compile_blocks(self) -> None:
         """torch.compile each block, in place, without graph breaks: one graph per kind of layer, with and without
         gradients, and one more per kind once other lengths arrive."""
-        kinds = len({kind for kind, _ in self._attentions()})
+        blocks: list[Any] = list(self.blocks)
+        kinds = len({(kind, type(b.ffn)) for (kind, _), b in zip(self._attentions(), blocks, strict=True)})
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
         for block in self.blocks:

@@ -15,6 +15,7 @@ CASES = {
     "bf16-postnorm-alibi": {"block": "postnorm", "pos": "alibi", "norm": "layernorm", "ffn": "gelu"},
     "bf16-sandwich-t5-softcap": {"block": "sandwich", "pos": "t5", "attn": ("gqa", {"softcap": 5.0}), "ffn": "geglu"},
     "bf16-deepnorm-mla-tiled": {"block": "deepnorm", "attn": ("mla", {"backend": "tiled"})},
+    "fp32-experts": {"moe": ("topk", {"capacity_factor": 0.75, "overflow": "reroute", "n_shared": 1, "z_coef": 0.1})},
     "fp32-postnorm-rope": {"block": "postnorm", "norm": "layernorm", "attn": ("gqa", {"qk_norm": "head"})},
 }
 
