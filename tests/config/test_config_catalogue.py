@@ -36,7 +36,9 @@ def test_every_option_has_a_file_and_something_that_builds_it(group: str, name: 
         module, _, attribute = spec.build.partition(":")
         assert callable(getattr(importlib.import_module(module), attribute))
     else:
-        assert group in ("model", "kernels") or name == "none" and group in ("rope_scaling", "moe"), "what is built says by what"
+        assert group in ("model", "kernels") or name == "none" and group in ("rope_scaling", "moe"), (
+            "what is built says by what"
+        )
 
 
 @pytest.mark.parametrize("file", PARTS)
