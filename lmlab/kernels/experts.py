@@ -24,7 +24,7 @@ def per_expert(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends
 
 def grouped(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends_E: Tensor) -> Tensor:
     """The same without a part per expert in the graph. On the CPU torch's grouped_mm takes 1.4 to 9 times as long as
-    one product of the same size, so there it is one opaque operator; elsewhere grouped_mm, where it takes the widths."""
+    one product of the same size, so there it is one opaque operator; elsewhere grouped_mm, where the widths allow."""
     if x_MD.device.type in ("cpu", "meta"):
         out_MF: Tensor = rows_by_expert(x_MD, weight_EFD, ends_E)
     elif aligned(weight_EFD):
