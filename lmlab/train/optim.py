@@ -1,7 +1,7 @@
 """Optimizers, and their state by parameter name.
 
-Groups: parameters of two or more dimensions (matrices, embeddings and the head included) decay, all others don't; each
-parameter stands in exactly one group, a tied embedding once.
+Groups: parameters of two or more dimensions (matrices, embeddings and the head included) decay, all others don't, nor do
+biases, which of experts are stacked; each parameter stands in exactly one group, a tied embedding once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lmlab.train.spec import AdamW
 
 def adamw(spec: AdamW, model: nn.Module) -> torch.optim.Optimizer:
     """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101), fused, over the fp32 masters."""
-    parameters = list(model.parameters())
+    decays = {name: p.ndim >= 2 and not name.endswith(".bias") for name, p in model.named_parameters()}
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for n, p in model.named_parameters() if decays[n]], "weight_decay": spec.weight_decay},
+        {"params": [p for n, p in model.named_parameters() if not decays[n]], "weight_decay": 0.0},
     ]
     betas = (spec.betas[0], spec.betas[1])
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.lr, betas=betas, eps=spec.eps, fused=True)

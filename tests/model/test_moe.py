@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from lmlab.config.load import load
+from lmlab.cost.flops import active_parameters, matmul_parameters
 from lmlab.kernels.resolve import resolve
 from lmlab.model.ffn import FFN
 from lmlab.model.moe import MoE
 from lmlab.model.spec import GLU, SwiGLU, TopK
 from lmlab.model.transformer import build
+from lmlab.train.optim import adamw
 from tests.composed import close
 
 SMALL = ["model=nano", "model.n_layers=2", "model.d_model=32", "model.n_heads=4", "model.seq_len=16"]
@@ -332,3 +334,27 @@ def test_jitter_moves_the_router_in_training_only():
     assert torch.equal(called(model, ids).logits_BTV, called(model, ids).logits_BTV)
     model.train()
     assert not torch.equal(called(model, ids).logits_BTV, called(model, ids).logits_BTV)
+
+
+def test_stacked_biases_do_not_decay_and_are_no_products():
+    exp = load([*SMALL, "moe=topk", "ffn.bias=true"]).experiment
+    made = build(exp.arch, VOCAB, resolve(exp.kernels, "cpu", torch.float32), seed=0, device="cpu")
+    names = {id(p): name for name, p in made.named_parameters()}
+    decayed, kept = ({names[id(p)] for p in group["params"]} for group in adamw(exp.optim, made).param_groups)
+    assert "blocks.0.ffn.experts.ffn.up.weight" in decayed
+    assert {"blocks.0.ffn.experts.ffn.up.bias", "blocks.0.norm1.weight"} <= kept
+    plain = load([*SMALL, "moe=topk"]).experiment
+    without = build(plain.arch, VOCAB, made.ops, seed=0, device="cpu")
+    assert matmul_parameters(made, exp.arch) == matmul_parameters(without, plain.arch)
+
+
+def test_what_a_token_goes_through_is_counted():
+    """Eight experts of three D·F matrices, two of them met: by hand, of one layer."""
+    exp = load([*SMALL, "moe=topk", "moe.n_shared=1", "moe.d_expert=24"]).experiment
+    made = build(exp.arch, VOCAB, resolve(exp.kernels, "cpu", torch.float32), seed=0, device="cpu")
+    D, F = 32, 24
+    layer = 4 * D * D + 8 * D + (2 + 1) * 3 * D * F
+    assert matmul_parameters(made, exp.arch) == 2 * layer + VOCAB * D
+    assert active_parameters(made, exp.arch) == 2 * (layer + 2 * D) + VOCAB * D + D
+    half = load([*SMALL, "moe=topk", "moe.n_shared=1", "moe.d_expert=24", "moe.capacity_factor=0.5"]).experiment
+    assert matmul_parameters(made, half.arch) == 2 * (layer - 3 * D * F) + VOCAB * D
