@@ -1,6 +1,6 @@
 """Optimizers, and their state by parameter name.
 
-Groups: parameters of two or more dimensions (matrices, embeddings and the head included) decay, all others don't, nor do
+Groups: parameters of two or more dimensions (matrices, embeddings, the head) decay; all others don't, nor do
 biases, which of experts are stacked; each parameter stands in exactly one group, a tied embedding once.
 """
 
