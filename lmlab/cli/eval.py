@@ -58,12 +58,15 @@ def evaluate(
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
     from lmlab.cli.eval_cache import print_caches
+    from lmlab.cli.eval_routing import print_routing
     from lmlab.cli.open_run import open_run, refuse_keys
     from lmlab.cli.progress import Screen, say
+    from lmlab.cli.run_one import not_causal
     from lmlab.errors import ConfigError, LmlabError, raise_all
     from lmlab.opened import runs_root
     from lmlab.runs import find
     from lmlab.runs.files import to_json
+    from lmlab.runs.routing_names import parse
 
     words = words or []
     names = [w for w in words if "=" not in w]
@@ -90,10 +93,17 @@ def evaluate(
         except LmlabError as error:
             errors.append(error)
             continue
-        say(to_json(report) if as_json else _line(report))
-        if probe and not as_json:
+        if as_json:
+            say(to_json(report))
+            continue
+        say(_line(report))
+        if report["noncausal"]:
+            say(not_causal(report["noncausal"]))
+        if any(parse(key) for key in report):
+            print_routing(report)
+        if probe:
             _print_probes(report)
-        if cache is not None and not as_json:
+        if cache is not None:
             print_caches(report)
     raise_all(errors)
 
@@ -112,11 +122,13 @@ def _evaluate_one(
 
     import torch
 
-    from lmlab.cli.eval_cache import compare, read_kinds
+    from lmlab.cli.eval_cache import compare, decoded, read_kinds
+    from lmlab.cli.eval_routing import stable
     from lmlab.cli.open_run import open_run
     from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
     from lmlab.opened import prepared as prepared_by
     from lmlab.runs.evals import record
+    from lmlab.train.routing import Routing
     from lmlab.train.setup import evaluate_file
 
     run, manifest = found.run, found.run.manifest()
@@ -134,7 +146,8 @@ def _evaluate_one(
     token_bytes = torch.from_numpy(tokenizer.token_bytes)
     how: dict[str, Any] = {"start": tokenizer.start, "token_bytes": token_bytes, "rows": own_run.rows}
     loss_by = functools.partial(evaluate_file, model, tokens, exp, **how)
-    loss = loss_by()
+    routing = Routing()
+    loss = loss_by(routing=routing)
     report = {
         "run": str(run.path),
         **own_run.told(),
@@ -148,12 +161,16 @@ def _evaluate_one(
         "loss": loss.nats_per_token,
         "perplexity": loss.perplexity,
         "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
+        "noncausal": model.noncausal() or None,
     }
+    if model.routed:
+        report |= routing.evaluated(split) | stable(own_run, model, tokens, split)
     if probe:
         report |= _probed(model, tokens, exp, start=tokenizer.start, device=own_run.device)
     if kinds:
         caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
         report |= {"seq_len": exp.model.seq_len, "caches": caches}
+        report |= decoded(kinds, model, tokens, exp, eot=tokenizer.eot, token_bytes=token_bytes)
     if not prepared.tokenizer.lossless:
         screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
     if split == "test" and own:
@@ -185,13 +202,13 @@ def _print_probes(report: dict[str, Any]) -> None:
     places = [found for key in report if (found := parse(key))]
     layers = sorted({place for place, _ in places if isinstance(place, int)})
     figures = [figure for figure in LAYER if any(figure == found for _, found in places)]
-    rows = [[str(layer), *(_figure(report.get(name(layer, figure))) for figure in figures)] for layer in layers]
+    rows = [[str(layer), *(figure_text(report.get(name(layer, figure))) for figure in figures)] for layer in layers]
     print_table(["layer", *figures], rows)
-    other = [f"{key} {_figure(report[PREFIX + key])}" for key in ELSEWHERE if PREFIX + key in report]
+    other = [f"{key} {figure_text(report[PREFIX + key])}" for key in ELSEWHERE if PREFIX + key in report]
     say(f"{' · '.join(other)} · of {report['probe_tokens']:,} tokens")
 
 
-def _figure(value: float | None) -> str:
+def figure_text(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from lmlab.config.tree import Experiment
     from lmlab.data.tokens import TokenFile
     from lmlab.eval.loss import LossSum
@@ -62,6 +64,37 @@ def compare(
     return found
 
 
+def decoded(
+    kinds: list[CacheKind],
+    model: Transformer,
+    tokens: TokenFile,
+    exp: Experiment,
+    *,
+    eot: int,
+    token_bytes: torch.Tensor,
+) -> dict[str, Any]:
+    """Of a model that says that decoding is not the same as the whole row: how much the first rows' loss differs when
+    their tokens go in one by one, by a cache that drops nothing. Empty for other models, and without such a cache."""
+    from lmlab.data.batches import eval_batches
+    from lmlab.eval.caches import DECODED_TOKENS, token_by_token
+    from lmlab.eval.loss import evaluate, total
+    from lmlab.generate.cache_kinds import cache_kind
+
+    why, full = model.known_failures().get("cached = full"), cache_kind("full")
+    if why is None or full not in kinds:
+        return {}
+    T = exp.model.seq_len
+    rows = max(1, min(DECODED_TOKENS, tokens.n_tokens - 1) // T)
+    cut = dict(rows=rows, seq_len=T, packing=exp.data.packing, eot=eot, max_tokens=rows * T)
+    batches = list(eval_batches(tokens, **cut))  # type: ignore[arg-type]
+    whole = total(evaluate(model, batches, token_bytes))
+    one_by_one = token_by_token(model, batches, token_bytes, kind=full)
+    told = {"tokens": whole.tokens, "why": why}
+    for name, found in (("whole", whole), ("token_by_token", one_by_one)):
+        told[name] = {"loss": found.nats_per_token, "bits_per_byte": found.bits_per_byte}
+    return {"decoded": told}
+
+
 def print_caches(report: dict[str, Any]) -> None:
     """A row a kind; differences are to the row's whole evaluation above."""
     from lmlab.cli.progress import say
@@ -75,4 +108,8 @@ def print_caches(report: dict[str, Any]) -> None:
         figures = [f"{one[key]:.4f}", delta, gib(one["bytes_per_row"]), f"{one['decode_tokens_per_s']:,.0f}"]
         rows.append([one["cache"], *figures])
     print_table(["cache", unit, "Δ", "bytes a row", "decode tokens/s"], rows)
+    if told := report.get("decoded"):
+        whole, alone = told["whole"][key], told["token_by_token"][key]
+        delta = f"{alone:.4f} {unit} token by token, {whole:.4f} whole ({alone - whole:+.4f})"
+        say(f"decoding is not the whole row: {delta}, on the first {told['tokens']:,} tokens: {told['why']}")
     say(f"of rows of {report['seq_len']:,} tokens; decode: one row, {report['precision']} on {report['device']}")

@@ -13,7 +13,7 @@ import torch
 from lmlab.cli.run_one import Share
 from lmlab.config.load import Start
 from lmlab.config.tree import Experiment
-from lmlab.cost.flops import flops_per_token, palm_flops_per_token
+from lmlab.cost.flops import active_parameters, flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
 from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops, resolve
@@ -48,6 +48,11 @@ class Plan:
     @property
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.skeleton.parameters())
+
+    @property
+    def n_active(self) -> int:
+        """Of the parameters those that one token meets: of experts as many as it goes through."""
+        return round(active_parameters(self.skeleton, self.exp.arch))
 
     @property
     def epochs(self) -> float:

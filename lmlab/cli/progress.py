@@ -24,6 +24,11 @@ def count(n: float) -> str:
     return f"{n:,.0f}"
 
 
+def active_of(n: int, active: int) -> str:
+    """`, 4.51M active` of parameters of which one token meets only some; "" where it meets them all."""
+    return f", {count(active)} active" if active < n else ""
+
+
 def duration(seconds: float) -> str:
     """45 s, 2 min 10 s, 3 h 05 min."""
     s = round(seconds)

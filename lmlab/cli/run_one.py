@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmlab.cli.progress import Screen, count, duration
+from lmlab.cli.progress import Screen, active_of, count, duration
 from lmlab.compat.model import remarks
 from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded, Start
@@ -202,10 +202,12 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | N
     vocab_size, micro = prepared.tokenizer.vocab_size, f"{needs.n_micro} × {needs.micro_rows} rows"
     n, embedded = plan.n_parameters, plan.vocab_size * exp.model.d_model
     flops = f"{count(plan.flops_per_token)} FLOP/token"
+    without = f"{count(n - embedded)} without embedding"
     rows = [
         ("changes", "  ".join(changes(exp)) or "nothing (the default)"),
         *(lines(start, plan.taken) if start is not None and plan.taken else []),
-        ("model", f"{count(n)} parameters ({count(n - embedded)} without embedding) · {flops}"),
+        ("model", f"{count(n)} parameters{active_of(n, plan.n_active)} ({without}) · {flops}"),
+        *([("experts", experts_line(plan))] if plan.skeleton.routed else []),
         ("data", f"{exp.data.name} · {prepared.train.n_tokens:,} tokens · {exp.tokenizer.name} {vocab_size:,}"),
         ("steps", steps_line(plan)),
         ("memory", f"{gib(needs.needed_bytes)} of {gib(needs.free_bytes)} free · micro-batches {micro}"),
@@ -217,6 +219,18 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | N
         screen.warn(remark)
     if plan.epochs > 4:
         screen.warn(f"{plan.epochs:.1f} epochs: above 4 expect overfitting; look at the best-on-val figure too")
+
+
+def experts_line(plan: Plan) -> str:
+    """Which layers have experts, how many a token computes, and what moving its rows there and back takes."""
+    from lmlab.cost.flops import dispatch_bytes
+
+    moe: Any = plan.exp.moe
+    layers = sum(moe.routes(layer) for layer in range(plan.exp.model.n_layers))
+    moved = dispatch_bytes(plan.exp.arch, plan.dtype.itemsize)
+    shared = f" and {moe.n_shared} shared" if moe.n_shared else ""
+    each = f"{moe.n_experts} in {layers} of {plan.exp.model.n_layers} layers, {moe.computed():g} a token{shared}"
+    return f"{each} · dispatch {moved:,.0f} bytes/token (its rows gathered, and those that come back)"
 
 
 def steps_line(plan: Plan) -> str:
@@ -252,4 +266,10 @@ def result_lines(result: Result) -> list[str]:
     if figures.get("elapsed_s"):
         parts.append(duration(figures["elapsed_s"]))
     at = f" at step {figures['step']}: loss or weights are not finite" if result.state == "diverged" else ""
-    return [f"{result.state}  {result.path}{at}", *(["  " + " · ".join(parts)] if parts else [])]
+    lines = [f"{result.state}  {result.path}{at}", *(["  " + " · ".join(parts)] if parts else [])]
+    return [*lines, *([f"  {not_causal(why)}"] if (why := figures.get("noncausal")) else [])]
+
+
+def not_causal(why: str) -> str:
+    """What is said beside a loss whose tokens saw later ones."""
+    return f"not causal: loss, perplexity and bits/byte are of tokens that see later ones ({why})"

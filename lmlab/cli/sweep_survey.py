@@ -30,6 +30,7 @@ class ArmPlan:
     nothing could be measured."""
 
     parameters: int
+    active_parameters: int
     flops_per_token: float
     steps: int | None
     tokens: int | None
@@ -111,6 +112,7 @@ def _told(plan: Plan, pace: Pace | None) -> ArmPlan:
         steps = planning.bounded_by_minutes(plan, pace)
     return ArmPlan(
         parameters=plan.n_parameters,
+        active_parameters=plan.n_active,
         flops_per_token=plan.flops_per_token,
         steps=plan.steps,
         tokens=None if plan.steps is None else plan.steps * train.batch_tokens,

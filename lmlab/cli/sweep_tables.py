@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lmlab.cli.progress import count, duration, say
+from lmlab.cli.progress import active_of, count, duration, say
 from lmlab.cli.tables import print_table
 from lmlab.errors import LmlabError, listed
 from lmlab.sweep.ledger import is_open
@@ -52,7 +52,9 @@ def _row(made: Sweep, arm: str, plan: ArmPlan, states: dict[str, str]) -> tuple[
         mine[0].label or "(all the same)",
         _seeds([m.seeds for m in mine]),
         " ".join(f"{counted.count(s)} {s}" for s in dict.fromkeys(counted)),
-        count(plan.parameters) + _versus(plan.parameters, reference.parameters),
+        count(plan.parameters)
+        + active_of(plan.parameters, plan.active_parameters)
+        + _versus(plan.parameters, reference.parameters),
         count(plan.flops_per_token) + _versus(plan.flops_per_token, reference.flops_per_token),
         MISSING if plan.steps is None else f"{plan.steps:,}",
         MISSING if plan.tokens is None else count(plan.tokens),

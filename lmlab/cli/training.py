@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,15 @@ from lmlab.data.prepare import Prepared, cache_dir
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, RunError
 from lmlab.eval.loss import LossSum
 from lmlab.eval.probes import StepProbe
+from lmlab.eval.routing import choices, stability
 from lmlab.generate.sample import sample
 from lmlab.runs import checkpoint, manifest, wandb_mirror
 from lmlab.runs.metrics import Metrics
+from lmlab.runs.routing_names import STABLE_TOKENS, parse
 from lmlab.runs.rundir import RunDir
 from lmlab.train import device as machine
 from lmlab.train.loop import Intervals, Loop, State
+from lmlab.train.routing import Routing
 from lmlab.train.schedule import Schedule
 from lmlab.train.setup import Trainer, metrics_of
 from lmlab.train.start import lineage
@@ -93,7 +98,9 @@ def train_claimed(
         changes=changes(exp),
         seeds=exp.seeds(),
         known_failures=plan.skeleton.known_failures(),
+        noncausal=plan.skeleton.noncausal() or None,
         parameters=plan.n_parameters,
+        active_parameters=plan.n_active,
         flops_per_token=plan.flops_per_token,
         data=prepared.info,
     )
@@ -193,11 +200,14 @@ def conclude(run: RunDir, trainer: Trainer, state: State, ended: str, exit_code:
     figures: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "elapsed_s": state.elapsed_s}
     if ended == "finished":
         rows = metrics.read(run.metrics_path)
-        figures |= {k: v for k, v in rows[-1].items() if k.split("/")[0] in ("val", "test", "train", "best")}
+        own = [k for k in rows[-1] if k.split("/")[0] in ("val", "test", "train", "best") and parse(k) is None]
+        figures |= {k: rows[-1][k] for k in own}
         speeds = sorted(r["train/tokens_per_s"] for r in rows if r.get("train/tokens_per_s"))
         figures["tokens_per_s"] = speeds[len(speeds) // 2] if speeds else None
         figures["content_hash"] = checkpoint.content_hash(trainer.master.state_dict())
         figures["best_step"] = state.best_step
+    if why := trainer.master.noncausal():
+        figures["noncausal"] = why
     figures["peak_memory_bytes"] = peak_memory_bytes(trainer.stepper.device)
     run.update_manifest(state=ended, result=figures, kernels=trainer.twin.model.paths())
     return Result(ended, run.path, figures, exit_code)
@@ -230,12 +240,13 @@ class Recorder:
     def stepped(self, state: State, loss: float | None) -> None:
         self.screen.stepped(state.step, loss)
 
-    def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
+    def evaluate(self, state: State, *, final: bool) -> dict[str, Any]:
         """val on the first train.eval_tokens; at the end on all of val, on test once, and the best checkpoint's val."""
         trainer, prepared, train = self.trainer, self.plan.prepared, self.plan.exp.train
         lossless = prepared.tokenizer.lossless
-        part = trainer.loss_on(prepared.val, train.eval_tokens)
-        row = metrics_of("val", part, lossless=lossless) | {"val/tokens": part.tokens}
+        routing = Routing()
+        part = trainer.loss_on(prepared.val, train.eval_tokens, routing)
+        row: dict[str, Any] = metrics_of("val", part, lossless=lossless) | {"val/tokens": part.tokens}
         if not math.isfinite(part.nats_per_token):
             return row
         if part.nats_per_token < state.best_loss or part.tokens != state.best_tokens:
@@ -244,12 +255,14 @@ class Recorder:
             whole = part
             if part.tokens < prepared.val.n_tokens - 1:
                 row = metrics_of("part/val", part, lossless=lossless)  # what the earlier evaluations are compared with
-                whole = trainer.loss_on(prepared.val)
+                routing = Routing()
+                whole = trainer.loss_on(prepared.val, routing=routing)
             row |= metrics_of("val", whole, lossless=lossless) | {"val/tokens": whole.tokens}
             row |= self._best_on_val(state, whole)
             counted = self.run.manifest().get("test_evaluations", 0) + 1
             self.run.update_manifest(test_evaluations=counted)
             row |= metrics_of("test", trainer.loss_on(prepared.test), lossless=lossless)
+        row |= routing.evaluated("val") | self._stability(state.step)
         exp = self.plan.exp
         self._sample = sample(trainer.twin.model, prepared.tokenizer, seq_len=exp.model.seq_len, seed=exp.seed.all)
         return row
@@ -259,14 +272,39 @@ class Recorder:
         lossless = self.plan.prepared.tokenizer.lossless
         ref = next((r for r in self.run.checkpoints() if r.step == state.best_step), None)
         if ref is not None and state.best_step != state.step:
-            held = copy.deepcopy(self.trainer.master.state_dict())
-            self._put(checkpoint.load(ref.path).model)
-            best = self.trainer.loss_on(self.plan.prepared.val)
-            self._put(held)
+            with self._holding(checkpoint.load(ref.path).model):
+                best = self.trainer.loss_on(self.plan.prepared.val)
             if best.nats_per_token < last.nats_per_token:
                 return metrics_of("best/val", best, lossless=lossless)
         state.best_step = state.step
         return metrics_of("best/val", last, lossless=lossless)
+
+    def _stability(self, step: int) -> dict[str, float]:
+        """How many choices of experts the newest checkpoint before this step made as well; nothing without one. Where
+        a run was stopped in between does not count: the figures are then those of a run in one go."""
+        regular = intervals(self.plan, None).save
+        refs = [ref for ref in self.run.checkpoints() if ref.step < step and ref.step % regular == 0]
+        if not refs or not self.trainer.master.routed:
+            return {}
+        try:
+            earlier = checkpoint.load(refs[-1].path).model
+        except RunError as error:
+            self.screen.warn(f"the stability of routing is not measured: {error.message}")
+            return {}
+        model, batches = self.trainer.twin.model, list(self.trainer.first_of_val(STABLE_TOKENS))
+        now = choices(model, batches)
+        with self._holding(earlier):
+            return stability(choices(model, batches), now, "val")
+
+    @contextmanager
+    def _holding(self, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+        """The model with other weights, for as long as it lasts."""
+        held = copy.deepcopy(self.trainer.master.state_dict())
+        self._put(weights)
+        try:
+            yield
+        finally:
+            self._put(held)
 
     def _put(self, weights: dict[str, torch.Tensor]) -> None:
         self.trainer.master.load_state_dict(weights)

@@ -101,7 +101,7 @@ class _Comparer:
             self.verdict.checkpoints += 1
             self._compare(state.step, "the weights' content hash", then, content_hash(self.trainer.master.state_dict()))
 
-    def evaluate(self, state: State, *, final: bool) -> dict[str, float]:
+    def evaluate(self, state: State, *, final: bool) -> dict[str, Any]:
         """Validation on as many tokens as the recorded row says, where there is one."""
         from lmlab.train.setup import metrics_of
 

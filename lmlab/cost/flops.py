@@ -41,6 +41,14 @@ def share(arch: Arch, name: str) -> float:
     return moe.computed() / moe.n_experts if ".ffn.experts." in name else 1.0
 
 
+def dispatch_bytes(arch: Arch, bytes_each: int) -> float:
+    """Bytes of a token's rows on their way to its experts and back, over all layers: 2 · k · D · bytes in each that has
+    experts. Choices that find no room are moved as well; experts that choose take as many as they have room for."""
+    moe: Any = arch.moe
+    layers = sum(moe.routes(layer) for layer in range(arch.model.n_layers))
+    return layers * 2 * moe.gathered() * arch.model.d_model * bytes_each if layers else 0.0
+
+
 def mean_context(seq_len: int, window: int | None) -> float:
     """Keys attended per query, minus one half: T/2 without a window."""
     w = min(window or seq_len, seq_len)

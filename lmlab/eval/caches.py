@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import torch
+
+from lmlab.data.batches import Batch
+from lmlab.eval.loss import LossSum
 from lmlab.generate.decode import generate
-from lmlab.model.cache import CacheKind
+from lmlab.model.cache import Cache, CacheKind
 from lmlab.model.transformer import Transformer
 
 ROUNDS = 5
+DECODED_TOKENS = 4096  # of the rows that are fed token by token, at least one of them
 
 
 def decode_rates(
@@ -26,3 +31,24 @@ def decode_rates(
             if turn:
                 rates[n].append(found.decode_tokens_per_s)
     return [(statistics.median(own), size) for own, size in zip(rates, n_bytes, strict=True)]
+
+
+@torch.no_grad()
+def token_by_token(
+    model: Transformer, batches: Iterable[Batch], token_bytes: torch.Tensor, *, kind: CacheKind
+) -> LossSum:
+    """The loss of rows whose tokens go in one after the other, as they do in decoding. token_bytes: (V,)."""
+    device, found = next(model.parameters()).device, LossSum()
+    for batch in batches:
+        counted = batch.weights_BT > 0
+        b, cache = batch.to(device), Cache(model, kind)
+        length_BT, nats = b.positions_BT[:, -1:] + 1, []
+        with model.eager():
+            for t in range(b.tokens_BT.shape[1]):
+                part = slice(t, t + 1)
+                how = {"targets_BT": b.targets_BT[:, part], "weights_BT": b.weights_BT[:, part]}
+                out = model(b.tokens_BT[:, part], b.positions_BT[:, part], cache=cache, length_BT=length_BT, **how)
+                nats.append(out.loss)
+        n_bytes = int(token_bytes[batch.targets_BT][counted].sum())
+        found += LossSum(float(torch.stack(nats).double().sum()), int(counted.sum()), n_bytes)
+    return found

@@ -6,7 +6,7 @@ nats/token = Σ nats / Σ targets; bits/byte = Σ nats / (ln 2 · Σ raw bytes o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +44,18 @@ class LossSum:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, batches: Iterable[Batch], token_bytes: torch.Tensor, *, kind: CacheKind | None = None
+    model: Transformer,
+    batches: Iterable[Batch],
+    token_bytes: torch.Tensor,
+    *,
+    kind: CacheKind | None = None,
+    hear: Callable[[Sequence[Any]], None] = lambda stats: None,
 ) -> list[LossSum]:
     """One LossSum per batch, in order, with the model in eval mode (and put back as it was).
 
     token_bytes: (V,) raw bytes each id stands for. Add the list up for the whole set, or its front for a part of it.
     kind: each row by a cache of its own that keeps no more than the kind says, whatever the chunks a token is fed in.
+    hear: is told each forward's stats, one entry per layer; what fills a batch up is none of the tokens they are of.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -58,16 +64,29 @@ def evaluate(
     for batch in batches:
         counted = batch.weights_BT > 0
         n_bytes = int(token_bytes[batch.targets_BT][counted].sum())
-        b = batch.to(device)
+        b, valid_BT = _without_filling(batch.to(device)) if model.routed else (batch.to(device), None)
         how: dict[str, Any] = {"targets_BT": b.targets_BT, "weights_BT": b.weights_BT, "documents_BT": b.documents_BT}
-        if kind is not None:
+        if kind is None:
+            how |= {"valid_BT": valid_BT}
+        else:
             how |= {"cache": Cache(model, kind), "length_BT": b.positions_BT[:, -1:] + 1}
         with nullcontext() if kind is None else model.eager():
             out = model(b.tokens_BT, b.positions_BT, **how)
         assert out.loss is not None
+        hear(out.stats)
         sums.append((out.loss, int(counted.sum()), n_bytes))
     model.train(was_training)
     return [LossSum(float(nats), tokens, n_bytes) for nats, tokens, n_bytes in sums]
+
+
+def _without_filling(batch: Batch) -> tuple[Batch, torch.Tensor | None]:
+    """The batch without rows of weight 0 alone, and which tokens are in the split where some are not: to a router a
+    token that fills a row up is one more that asks for room."""
+    counted = batch.weights_BT > 0
+    if bool(counted.all()):
+        return batch, None
+    n_rows = max(1, int(counted.any(1).sum()))
+    return batch.rows(0, n_rows), counted[:n_rows]
 
 
 def total(sums: Iterable[LossSum]) -> LossSum:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lmlab.data.batches import Batch
 from lmlab.kernels.attention import probabilities
+from lmlab.kernels.experts import spans
 from lmlab.kernels.ops import Ops, wide
 from lmlab.kernels.scores import Scores
 from lmlab.model.transformer import Transformer
@@ -133,18 +134,45 @@ def _watch_block(block: nn.Module, own: dict[str, Tensor], last: list[Tensor], u
         own.update(stream_figures(out[0]))
         last[:] = [out[0]]
 
-    def hidden(_: nn.Module, args: tuple[Any, ...]) -> None:
-        own.update(hidden_figures(args[0]))
-
     until.callback(block.register_forward_hook(output).remove)
-    down, attn = getattr(getattr(block, "ffn", None), "down", None), getattr(block, "attn", None)
-    if isinstance(down, nn.Module):
-        until.callback(down.register_forward_pre_hook(hidden).remove)
+    _watch_hidden(getattr(block, "ffn", None), Hidden(own), until)
+    attn = getattr(block, "attn", None)
     ops = getattr(attn, "ops", None)
     if attn is not None and isinstance(ops, Ops):
         until.callback(setattr, attn, "ops", ops)
         spied = {backend: _spied(attend, own) for backend, attend in ops.attention.items()}
         attn.ops = dataclasses.replace(ops, attention=spied)
+
+
+def _watch_hidden(ffn: Any, hidden: Hidden, until: ExitStack) -> None:
+    """What enters the last map of an ffn; of experts that of each, by the rows that reached it, and of shared ones."""
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> None:
+        hidden.add(args[0])
+
+    experts: Any = getattr(ffn, "experts", None)
+    stacked = getattr(experts, "ffn", None)
+    each = getattr(experts, "each", None) or ()
+    for one in (ffn, getattr(ffn, "shared", None), *each):
+        down = getattr(one, "down", None)
+        if isinstance(down, nn.Module):
+            until.callback(down.register_forward_pre_hook(before).remove)
+    if stacked is not None and isinstance(getattr(experts, "ops", None), Ops):
+        until.callback(setattr, experts, "ops", experts.ops)
+        experts.ops = dataclasses.replace(experts.ops, experts=_heard(experts.ops.experts, stacked.down, hidden))
+
+
+def _heard(apply: Callable[..., Tensor], down: Any, hidden: Hidden) -> Any:
+    """The rows of stacked experts as they come to `down`. Without biases they are weighted by then, which makes no zero
+    of what is none: a row that nobody takes stands after the last end."""
+
+    def experts(x_MF: Tensor, weight_EDF: Tensor, bias_ED: Any, ends_E: Tensor) -> Tensor:
+        if weight_EDF is down.weight:
+            for start, end in spans(ends_E, len(x_MF)):
+                hidden.add(x_MF[start:end])
+        return apply(x_MF, weight_EDF, bias_ED, ends_E)
+
+    return experts
 
 
 def _spied(attend: Callable[..., Tensor], own: dict[str, Tensor]) -> Any:
@@ -173,10 +201,30 @@ def stream_figures(x_BTD: Tensor) -> dict[str, Tensor]:
     return {"residual_rms": rms(x), "act_absmax": x.abs().amax(), "act_kurtosis": kurtosis}
 
 
+class Hidden:
+    """Hidden activations of a layer's ffn, or of its experts one after the other; figures of all so far go into `own`.
+    An expert that no row reached has none."""
+
+    def __init__(self, own: dict[str, Tensor]) -> None:
+        self.own, self.sums = own, torch.zeros(4, dtype=torch.float64)
+
+    def add(self, hidden_NF: Tensor) -> None:
+        """The rows of one ffn, (…, F)."""
+        zero_NF = (hidden_NF == 0).flatten(0, -2)
+        if not len(zero_NF):
+            return
+        dead_F = zero_NF.all(0)
+        counts = [zero_NF.sum(), torch.tensor(zero_NF.numel()), dead_F.sum(), torch.tensor(len(dead_F))]
+        self.sums = self.sums.to(zero_NF.device) + torch.stack([n.to(zero_NF.device).double() for n in counts])
+        self.own["ffn_zero_frac"] = self.sums[0] / self.sums[1]
+        self.own["ffn_dead_frac"] = self.sums[2] / self.sums[3]
+
+
 def hidden_figures(hidden_BTF: Tensor) -> dict[str, Tensor]:
     """Exact zeros, and units that are zero for every token."""
-    zero_NF = (hidden_BTF == 0).flatten(0, -2)
-    return {"ffn_zero_frac": zero_NF.double().mean(), "ffn_dead_frac": zero_NF.all(0).double().mean()}
+    own: dict[str, Tensor] = {}
+    Hidden(own).add(hidden_BTF)
+    return own
 
 
 def attention_figures(q_BTHC: Tensor, k_BSKC: Tensor, scores: Scores, *, scale: float) -> dict[str, Tensor]:

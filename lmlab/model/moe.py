@@ -79,16 +79,29 @@ class Routed(nn.Module):
 
     def forward(self, x_BTD: Tensor, valid_BT: Optional[Tensor] = None) -> tuple[Tensor, RouterStats]:
         B, T, D = x_BTD.shape
-        shape = (1, B * T) if self.spec.group == "batch" else (B, T)
-        valid_GS = None if valid_BT is None else valid_BT.expand(B, T).reshape(shape)
-        logits_GSE = self.router(x_BTD.reshape(*shape, D))
-        pairs, stats = self.route(logits_GSE, valid_GS)
+        pairs, stats = self.route(*self.logits(x_BTD, valid_BT))
         y_BTD = self.experts(x_BTD.reshape(B * T, D), pairs).view(B, T, D)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD, valid_BT)[0]
         return y_BTD, stats
 
+    def logits(self, x_BTD: Tensor, valid_BT: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        """The router's, and which tokens count, by group."""
+        B, T, D = x_BTD.shape
+        shape = (1, B * T) if self.spec.group == "batch" else (B, T)
+        valid_GS = None if valid_BT is None else valid_BT.expand(B, T).reshape(shape)
+        return self.router(x_BTD.reshape(*shape, D)), valid_GS
+
     def route(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> tuple[Pairs, RouterStats]:
+        raise NotImplementedError
+
+    def asked(self, x_BTD: Tensor, valid_BT: Optional[Tensor] = None) -> Tensor:
+        """(B, T, E) whether the token and the expert belong together by choice, before any is dropped."""
+        asked_GSE = self.chosen(*self.logits(x_BTD, valid_BT))
+        return asked_GSE.reshape(*x_BTD.shape[:2], self.n_experts)
+
+    def chosen(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> Tensor:
+        """The same by group, (G, S, E)."""
         raise NotImplementedError
 
     def after_step(self, load_E: Tensor) -> None:
@@ -125,7 +138,7 @@ class MoE(Routed):
     def route(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> tuple[Pairs, RouterStats]:
         spec, E, (G, S, _) = self.spec, self.n_experts, logits_GSE.shape
         sigmoid = spec.score == "sigmoid"
-        scores_GSE = logits_GSE.sigmoid() if sigmoid else logits_GSE.softmax(-1)
+        scores_GSE = self.scores(logits_GSE)
         wanted_GSk = self.wanted(scores_GSE.detach(), valid_GS)
         taken_GSk = self.taken(scores_GSE.detach(), wanted_GSk, valid_GS)
         weights_GSk = self.weights(scores_GSE, wanted_GSk if spec.overflow == "drop" else taken_GSk)
@@ -136,6 +149,14 @@ class MoE(Routed):
         load = routing.counts(wanted_GSk.flatten(1), E)[:, :E].sum(0)
         counts = {"load_E": load, "asked": load.sum(), "dropped": load.sum() - (taken_GSk < E).sum()}
         return pairs, self.stats(logits_GSE, probs_GSE, wanted_GSk, valid_GS, **counts)
+
+    def scores(self, logits_GSE: Tensor) -> Tensor:
+        return logits_GSE.sigmoid() if self.spec.score == "sigmoid" else logits_GSE.softmax(-1)
+
+    def chosen(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> Tensor:
+        wanted_GSk = self.wanted(self.scores(logits_GSE), valid_GS)
+        asked = torch.zeros_like(F.pad(logits_GSE, (0, 1)), dtype=torch.bool)
+        return asked.scatter_(-1, wanted_GSk, True)[..., : self.n_experts]
 
     def preference(self, scores_GSE: Tensor) -> Tensor:
         """What experts are chosen by."""
@@ -201,18 +222,8 @@ class ExpertChoice(Routed):
     def route(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> tuple[Pairs, RouterStats]:
         E, (G, S, _) = self.n_experts, logits_GSE.shape
         scores_GSE = logits_GSE.softmax(-1)
-        C = self.spec.capacity(S)
-        choice_GES = scores_GSE.detach().transpose(1, 2)
-        if valid_GS is not None:
-            choice_GES = choice_GES.masked_fill(~valid_GS[:, None], -1)
-        tokens_GEC = choice_GES.argsort(stable=True, dim=-1, descending=True)[..., :C]  # of equal ones the first
-        weights_GEC = scores_GSE.transpose(1, 2).gather(-1, tokens_GEC)
-        experts_GEC = torch.arange(E, device=tokens_GEC.device)[:, None].expand_as(tokens_GEC)
-        if valid_GS is not None:
-            room = capacity_of(valid_GS.sum(1, keepdim=True), self.spec)[..., None]
-            outside = torch.arange(C, device=room.device) >= room
-            experts_GEC = experts_GEC.masked_fill(outside, E)
-            weights_GEC = weights_GEC.masked_fill(outside, 0)
+        tokens_GEC, experts_GEC = self.taken(scores_GSE.detach(), valid_GS)
+        weights_GEC = scores_GSE.transpose(1, 2).gather(-1, tokens_GEC).masked_fill(experts_GEC == E, 0)
         flat_GEC = tokens_GEC + torch.arange(0, G * S, S, device=tokens_GEC.device)[:, None, None]
         pairs = Pairs(flat_GEC.flatten(), experts_GEC.flatten(), weights_GEC.flatten())
         load = routing.counts(experts_GEC.flatten(1), E)[:, :E].sum(0)
@@ -221,6 +232,24 @@ class ExpertChoice(Routed):
         n = torch.tensor(G * S, device=load.device) if valid_GS is None else valid_GS.sum()
         counts = {"load_E": load, "asked": n, "dropped": n - seen.sum()}
         return pairs, self.stats(logits_GSE, scores_GSE, None, valid_GS, **counts)
+
+    def taken(self, scores_GSE: Tensor, valid_GS: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+        """(G, E, C) twice: the tokens that each expert takes, and the expert, E where a group has too few tokens."""
+        E, C = self.n_experts, self.spec.capacity(scores_GSE.shape[1])
+        choice_GES = scores_GSE.transpose(1, 2)
+        if valid_GS is not None:
+            choice_GES = choice_GES.masked_fill(~valid_GS[:, None], -1)
+        tokens_GEC = choice_GES.argsort(stable=True, dim=-1, descending=True)[..., :C]  # of equal ones the first
+        experts_GEC = torch.arange(E, device=tokens_GEC.device)[:, None].expand_as(tokens_GEC)
+        if valid_GS is not None:
+            room = capacity_of(valid_GS.sum(1, keepdim=True), self.spec)[..., None]
+            experts_GEC = experts_GEC.masked_fill(torch.arange(C, device=room.device) >= room, E)
+        return tokens_GEC, experts_GEC
+
+    def chosen(self, logits_GSE: Tensor, valid_GS: Optional[Tensor]) -> Tensor:
+        tokens_GEC, experts_GEC = self.taken(logits_GSE.softmax(-1), valid_GS)
+        asked_GES = torch.zeros_like(logits_GSE, dtype=torch.bool).transpose(1, 2).contiguous()
+        return asked_GES.scatter_(-1, tokens_GEC, experts_GEC < self.n_experts).transpose(1, 2)
 
 
 def capacity_of(tokens_G1: Tensor, spec: Any) -> Tensor:

@@ -518,6 +518,10 @@ class RoutedSpec(MoESpec):
         """Experts whose products are computed per token, shared ones apart: at most, where capacity leaves some out."""
         raise NotImplementedError
 
+    def gathered(self) -> float:
+        """Rows that are brought to chosen experts per token, those that find no room among them."""
+        return float(self.choices())
+
     def capacity(self, tokens: int) -> Optional[int]:
         """Tokens an expert takes from a group of so many: ceil(k·T/E·cf), at most T; (16 of 4, k=2, 1.25) → 10. None =
         all that come."""
@@ -577,6 +581,9 @@ class ExpertChoice(RoutedSpec):
 
     def computed(self) -> float:
         return min(self.capacity_factor, float(self.n_experts))
+
+    def gathered(self) -> float:
+        return self.computed()
 
 
 # ---------------------------------------------------------------- model

@@ -80,6 +80,11 @@ class Transformer(nn.Module):
         return make(arch.block, dims, ops, layer, parts=parts)
 
     @property
+    def routed(self) -> bool:
+        """Whether any layer has experts."""
+        return any(self.arch.moe.routes(layer) for layer in range(self.dims.n_layers))
+
+    @property
     def head_weight(self) -> Tensor:
         """(V, D): the head's own matrix, or the embedding's when tied."""
         return self.embed.weight if self.head is None else self.head.weight

@@ -15,8 +15,8 @@ LAYER = {
     "attn_entropy": "Entropy of the attention weights in nats, mean over heads and queries.",
     "attn_entropy_frac": "attn_entropy over ln(keys seen), of queries that see two or more: 1 is uniform, 0 one key.",
     "attn_max_logit": "Largest score of a seen key as it enters the softmax: after scale, cap and bias.",
-    "ffn_zero_frac": "Share of hidden activations that are exactly zero.",
-    "ffn_dead_frac": "Share of hidden units that are zero for every token probed.",
+    "ffn_zero_frac": "Share of hidden activations that are exactly zero; of experts, of the tokens that reached them.",
+    "ffn_dead_frac": "Share of hidden units that are zero for every token probed; of experts that any token reached.",
     "grad_norm": "Norm of the gradient of all the layer's parameters, before clipping.",
     "update_ratio": "‖Δw‖/‖w‖ of the layer's matrices by this very step.",
 }

@@ -1,4 +1,5 @@
-"""What routers did in one step: the stats of its micro-batches added up, and their figures per layer."""
+"""What routers did in one step, or on the tokens of an evaluation: the stats of its batches added up, and their figures
+per layer, by the names of lmlab/runs/routing_names.py."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+
+from lmlab.runs.routing_names import LOAD, name
 
 
 class Routing:
@@ -30,14 +33,19 @@ class Routing:
         """Per layer how its choices fell on the experts, before any was dropped."""
         return [None if layer is None else layer["load_E"] for layer in self.layers]
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, split: str = "") -> dict[str, float]:
         """{"moe/<layer>/<figure>": …}: load_max and load_min over the mean load, the share of experts without a token,
         the share of choices dropped, the mean entropy of the scores in nats, the balance and z-loss without factors."""
         found: dict[str, float] = {}
         for layer, total in enumerate(self.layers):
             if total is not None:
-                found |= {f"moe/{layer}/{name}": value for name, value in figures(total).items()}
+                found |= {name(layer, figure, split): value for figure, value in figures(total).items()}
         return found
+
+    def evaluated(self, split: str) -> dict[str, Any]:
+        """The figures of a split, and the choices that fell on each expert as a list."""
+        loads = enumerate(self.loads())
+        return self.figures(split) | {name(i, LOAD, split): load.tolist() for i, load in loads if load is not None}
 
 
 def sums(stats: Any) -> dict[str, Tensor]:

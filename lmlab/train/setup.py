@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lmlab.config.tree import Experiment
-from lmlab.data.batches import TrainBatches, eval_batches
+from lmlab.data.batches import Batch, TrainBatches, eval_batches
 from lmlab.data.prepare import Prepared
 from lmlab.data.tokens import TokenFile
 from lmlab.errors import RunError
@@ -21,6 +22,7 @@ from lmlab.registry import make
 from lmlab.runs.checkpoint import Checkpoint
 from lmlab.train.loop import State
 from lmlab.train.optim import load_state, state_by_name
+from lmlab.train.routing import Routing
 from lmlab.train.step import Stepper
 from lmlab.train.twin import Twin
 
@@ -93,8 +95,8 @@ class Trainer:
 
     # ------------------------------------------------------------ evaluation
 
-    def loss_on(self, tokens: TokenFile, max_tokens: int | None = None) -> LossSum:
-        """The computed model's loss on a token file, or on its first `max_tokens`."""
+    def loss_on(self, tokens: TokenFile, max_tokens: int | None = None, routing: Routing | None = None) -> LossSum:
+        """The computed model's loss on a token file, or on its first `max_tokens`. routing: takes up what its routers did."""
         return evaluate_file(
             self.twin.model,
             tokens,
@@ -103,7 +105,13 @@ class Trainer:
             token_bytes=self.token_bytes,
             rows=self.stepper.micro_rows,
             max_tokens=max_tokens,
+            routing=routing,
         )
+
+    def first_of_val(self, n_tokens: int) -> Iterator[Batch]:
+        """The first so many tokens of val, in rows as they are evaluated."""
+        cut = dict(rows=self.stepper.micro_rows, seq_len=self.exp.model.seq_len, packing=self.exp.data.packing)
+        return eval_batches(self.prepared.val, **cut, eot=self.prepared.tokenizer.eot, max_tokens=n_tokens)  # type: ignore[arg-type]
 
 
 def evaluate_file(
@@ -116,11 +124,14 @@ def evaluate_file(
     rows: int,
     max_tokens: int | None = None,
     kind: CacheKind | None = None,
+    routing: Routing | None = None,
 ) -> LossSum:
-    """Loss on a token file in windows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py)."""
+    """Loss on a token file in windows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py);
+    routing: takes up what the routers did."""
     cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, start=start, max_tokens=max_tokens)
     batches = eval_batches(tokens, rows=rows, **cut)  # type: ignore[arg-type]
-    return total(evaluate(model, batches, token_bytes, kind=kind))
+    routing = routing or Routing()
+    return total(evaluate(model, batches, token_bytes, kind=kind, hear=routing.add))
 
 
 def metrics_of(prefix: str, result: LossSum, *, lossless: bool) -> dict[str, float]:
