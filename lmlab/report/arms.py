@@ -16,6 +16,7 @@ from typing import Any
 
 from lmlab.report.axes import canonical, differing, labelled, typed_keys
 from lmlab.report.checked import number
+from lmlab.report.facts import noncausal
 from lmlab.report.labels import by_values, labels
 from lmlab.report.model import BPB, Arm, Delta, Run, Stat
 from lmlab.report.plans import Sweep
@@ -168,11 +169,14 @@ def figure(run: Run, metric: str) -> float | None:
 
 
 def facts(runs: Sequence[Run]) -> dict[str, Any]:
-    """parameters, flops_per_token, tokens and peak memory of an arm; None where no run tells."""
+    """Parameters, those that a token meets, FLOPs, tokens and peak memory of an arm, and why it is not causal; None
+    where no run tells."""
     own = stats(runs)
     memory = [value for run in finished(runs) if (value := figure(run, "peak_memory_bytes")) is not None]
     return {
         "parameters": _first(runs, "parameters"),
+        "active_parameters": _first(runs, "active_parameters"),
+        "noncausal": next((why for run in runs if (why := noncausal(run))), None),
         "flops_per_token": _first(runs, "flops_per_token"),
         "tokens": own["tokens"].mean if "tokens" in own else None,
         "peak_memory_bytes": max(memory, default=None),

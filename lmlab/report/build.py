@@ -18,6 +18,7 @@ from lmlab.report.curves import curves
 from lmlab.report.labels import NOT_SAID
 from lmlab.report.model import Arm, Report, Run
 from lmlab.report.notes import notes
+from lmlab.report.routing import routing
 from lmlab.report.sources import Selection
 from lmlab.report.tables import make_tables
 from lmlab.report.why import why
@@ -51,6 +52,7 @@ def build(selection: Selection, outside: Outside, *, baseline: str | None = None
         curves=drawn,
         common=common(axes, arms),
         why=why(arms),
+        routing=routing(arms),
     )
 
 

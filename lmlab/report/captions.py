@@ -10,6 +10,7 @@ from lmlab.report.axes import canonical
 from lmlab.report.curve_svg import Frame
 from lmlab.report.facts import tokenizer_id
 from lmlab.report.model import BPB, LOSS, TRAIN_LOSS, Arm, Curve, Report
+from lmlab.report.tables import NOT_CAUSAL
 
 NAMED = 3  # arms that are named; of more than that, how many more
 UNLIKE = "nats per token: arms with another tokenizer do not compare"
@@ -39,7 +40,28 @@ def part_of_val(report: Report, curves: Sequence[Curve]) -> str:
 
 
 def warning(report: Report, curves: Sequence[Curve]) -> str:
-    """Why lines of arms that cut text into tokens in different ways do not compare, or not quite; "" where they do."""
+    """Why lines do not compare, or not quite: of arms that are not causal, or that cut text into tokens in different
+    ways; "" where they do."""
+    return "; ".join(words for words in (_see_later(report, curves), _cut_otherwise(report, curves)) if words)
+
+
+def _see_later(report: Report, curves: Sequence[Curve]) -> str:
+    """`A is not causal: its tokens see later ones`."""
+    arms = [report.arms[curve.arm] for curve in curves]
+    names = [arm.label for arm in arms if not_causal(arm)]
+    if not names or curves[0].metric not in (BPB, LOSS, TRAIN_LOSS):
+        return ""
+    more = len(names) - NAMED
+    names = names[:NAMED] + ([f"{more} more"] if more > 0 else [])
+    return f"{and_(names)} {'are' if len(names) > 1 else 'is'} not causal: tokens see later ones"
+
+
+def not_causal(arm: Arm) -> str:
+    """`not causal`, or "" of any other arm."""
+    return NOT_CAUSAL if arm.facts.get("noncausal") else ""
+
+
+def _cut_otherwise(report: Report, curves: Sequence[Curve]) -> str:
     if not _tokenizers_differ([report.arms[curve.arm] for curve in curves]):
         return ""
     if curves[0].metric in (LOSS, TRAIN_LOSS):

@@ -12,6 +12,7 @@ import numpy as np
 
 from lmlab.report.model import BPB, LOSS, Run
 from lmlab.runs.layout import MANIFEST, METRICS, parse_name
+from lmlab.runs.routing_names import parse
 from lmlab.runs.rundir import RunDir
 
 HashOf = Callable[[dict[str, Any]], str | None]
@@ -64,7 +65,7 @@ def check_figures(run: RunDir, found: Run) -> None:
 def _taken(result: dict[str, Any], row: dict[str, float]) -> Iterator[str]:
     """Put the row's figures in place of the result's; each that was another one is named with both values."""
     for key, value in row.items():
-        if key not in WHOLE and not key.startswith(FINAL):
+        if (key not in WHOLE and not key.startswith(FINAL)) or parse(key) is not None:
             continue
         said = number(result.get(key))
         if said is None or said != value:

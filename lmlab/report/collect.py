@@ -22,6 +22,7 @@ from lmlab.report.plans import Member, Sweep
 from lmlab.report.sources import Selection
 from lmlab.runs.layout import CHECKPOINTS, MANIFEST
 from lmlab.runs.metrics import Row, Scan, damage
+from lmlab.runs.routing_names import LOAD, parse
 from lmlab.runs.rundir import RunDir
 from lmlab.runs.summary import flatten
 
@@ -74,7 +75,7 @@ def read_run(run: RunDir, outside: Outside, state: str | None = None, hash_of: H
     found.result = found.manifest.get("result") or {}
     found.error = _first_line(found.manifest.get("error"))
     found.plugins = {path.name: hashlib.blake2b(_bytes(path), digest_size=8).hexdigest() for path in run.plugins()}
-    found.rows, problems = read_columns(run.metrics_path)
+    found.rows, found.lists, problems = read_columns(run.metrics_path)
     found.problems += problems
     check_figures(run, found)
     return found
@@ -156,18 +157,19 @@ def _bytes(path: Path) -> bytes:
 # ---------------------------------------------------------------- metrics
 
 
-def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """({metric: float column, NaN where a row has none}, what is wrong with the file). A torn last line is passed over
-    silently: a kill leaves one."""
+def read_columns(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[float]], list[str]]:
+    """({metric: float column, NaN where a row has none}, {metric that is a list: its last}, what is wrong with the
+    file). A torn last line is passed over silently: a kill leaves one."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return {}, []
+        return {}, {}, []
     except OSError as error:
-        return {}, [f"{path.name} can't be read: {error.strerror}"]
+        return {}, {}, [f"{path.name} can't be read: {error.strerror}"]
     rows, numbers, damaged = _rows(content)
+    lists = _lists(rows)
     columns, bad = _columns(rows)
-    return columns, list(_problems(path.name, damaged, bad, numbers, columns.get("step")))
+    return columns, lists, list(_problems(path.name, damaged, bad, numbers, columns.get("step")))
 
 
 def _rows(content: bytes) -> tuple[list[Row], list[int], list[int]]:
@@ -227,6 +229,16 @@ def _row(line: bytes) -> Row | None:
 
 def _no_number(token: str) -> None:
     """NaN and Infinity, which strict JSON has not, count like the null that stands for them."""
+
+
+def _lists(rows: list[Row]) -> dict[str, list[float]]:
+    """The last load of each layer's experts, a list; taken out of the rows, which keep what may be a column."""
+    found: dict[str, list[float]] = {}
+    for key in [key for key in set().union(*rows) if (where := parse(key)) is not None and where[2] == LOAD]:
+        for row in rows:
+            if type(row.get(key)) is list and np.isfinite([_number(value) for value in row[key]]).all():
+                found[key] = row.pop(key)
+    return found
 
 
 def _columns(rows: list[Row]) -> tuple[dict[str, np.ndarray], dict[str, list[int]]]:

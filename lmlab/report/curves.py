@@ -37,7 +37,7 @@ def curves(arms: Sequence[Arm]) -> tuple[list[Curve], list[str]]:
                 seeds, size, note = _same_tokens(arm, seeds)
                 parts[i] = "" if size is None else f"{size:,.0f} tokens{_of_tokenizer(arms, seeds[0][0])}"
                 notes += [note] if note else []
-            found += [c for x in X_AXES if (c := _curve(i, metric, x, seeds, size)) is not None]
+            found += [c for x in X_AXES if (c := over_seeds(i, metric, x, seeds, size)) is not None]
     return found, [*notes, *_part_note(parts), *_seed_note(arms, {curve.arm for curve in found})]
 
 
@@ -153,7 +153,10 @@ def _is_part(run: Run, size: float) -> bool:
     return bool((tokens > size).any()) or size < targets
 
 
-def _curve(arm: int, metric: str, x_name: str, seeds: Sequence[tuple[Run, Points]], size: float | None) -> Curve | None:
+def over_seeds(
+    arm: int, metric: str, x_name: str, seeds: Sequence[tuple[Run, Points]], size: float | None = None
+) -> Curve | None:
+    """The curve of an arm from the points of its seeds; None without a point."""
     lines = [line for run, points in seeds if (line := _line(run, points, x_name)) is not None]
     grid = common_grid([x for x, _ in lines])
     if not len(grid):

@@ -94,6 +94,12 @@ def code(run: Run) -> str | None:
     return _text(run.manifest.get("code_hash"))
 
 
+def noncausal(run: Run) -> str | None:
+    """Why tokens of the run's model see later ones, as it was recorded."""
+    why = run.manifest.get("noncausal")
+    return why if isinstance(why, str) and why else None
+
+
 def kernels(run: Run) -> dict[str, str]:
     """{operation: path} without the reasons in brackets."""
     found = run.manifest.get("kernels") or (run.manifest.get("resolved") or {}).get("kernels")

@@ -1,4 +1,5 @@
-"""Figures for papers: val bits/byte against tokens, FLOPs and seconds, as SVG and PDF.
+"""Figures for papers: val bits/byte against tokens, FLOPs and seconds, and of arms with experts how evenly steps were
+spread, as SVG and PDF.
 
 Colours, dashes and the part of the plane shown are those of the page. The same report gives the same bytes; the user's
 own matplotlib settings neither matter nor change.
@@ -6,15 +7,17 @@ own matplotlib settings neither matter nor change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmlab.errors import RunError
-from lmlab.report.captions import part_of_val, unfinished
+from lmlab.report import page_why
+from lmlab.report.captions import not_causal, part_of_val, unfinished
 from lmlab.report.curve_svg import AXES, METRICS, Frame, axis_ticks, diverged, frame
 from lmlab.report.model import BPB, X_AXES, Curve, Report
 from lmlab.report.palette import BANDS, LIGHT, Stroke, strokes
+from lmlab.report.routing import OVER_TIME, name_over_time
 
 SETTINGS: dict[Any, Any] = {
     "font.size": 9.0,
@@ -35,17 +38,14 @@ WIDTH, HEIGHT, NAME = 6.4, 3.8, 0.22  # inches: of a figure, and of its height f
 
 
 def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write `loss-<axis>.<kind>` for every axis that has curves, kinds of "svg" and "pdf"; the files, in that order.
+    """Write `loss-<axis>.<kind>` for every axis that has curves, then `routing-<figure>.<kind>`, kinds of "svg" and
+    "pdf"; the files, in that order.
 
     Without curves nothing is written and the list is empty. Raises RunError when the folder can't be written to.
     """
     written: list[Path] = []
-    for axis in X_AXES:
-        curves = [c for c in report.curves if (c.metric, c.x_name) == (BPB, axis) and c.x]
-        shown = frame(curves, diverged(report))
-        if shown is None:
-            continue
-        paths = [folder / f"loss-{axis}.{kind}" for kind in kinds]
+    for name, curves, shown in _drawings(report):
+        paths = [folder / f"{name}.{kind}" for kind in kinds]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _save(report, curves, shown, paths)
@@ -54,6 +54,19 @@ def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
             raise RunError(f"can't write {where}: {error.strerror}", "name another folder: --out DIR") from error
         written += paths
     return written
+
+
+def _drawings(report: Report) -> Iterator[tuple[str, list[Curve], Frame]]:
+    """(name of the file, curves, what part of the plane is shown) of each."""
+    for axis in X_AXES:
+        curves = [c for c in report.curves if (c.metric, c.x_name) == (BPB, axis) and c.x]
+        if (shown := frame(curves, diverged(report))) is not None:
+            yield f"loss-{axis}", curves, shown
+    routed = [] if report.routing is None else report.routing.curves
+    for figure in OVER_TIME:
+        curves = [c for c in routed if c.metric == name_over_time(figure)]
+        if (shown := page_why.frame(curves)) is not None:
+            yield f"routing-{figure}", curves, shown
 
 
 def _save(report: Report, curves: Sequence[Curve], shown: Frame, paths: Sequence[Path]) -> None:
@@ -83,7 +96,7 @@ def drawn(report: Report, curves: Sequence[Curve], shown: Frame) -> Any:
     for arm, name in names.items():
         _arm(axes, by_arm.get(arm), looks[arm], name, bands=len(looks) <= BANDS)
     _legend(axes, beside)
-    _frame(axes, shown, curves[0].x_name, part_of_val(report, curves))
+    _frame(axes, shown, curves[0].x_name, _y_title(report, curves))
     return figure
 
 
@@ -91,7 +104,7 @@ def _names(report: Report, curves: Sequence[Curve], shown: Frame) -> dict[int, s
     """The legend's names, by arm: of those drawn, and of those that have nothing to draw as they did not finish."""
     has_line, names = {curve.arm for curve in curves}, {}
     for i, arm in enumerate(report.arms):
-        words = [unfinished(arm), "above the frame" if i in shown.cut else ""]
+        words = [unfinished(arm), not_causal(arm), "above the frame" if i in shown.cut else ""]
         if i in has_line or words[0]:
             said = ", ".join(word for word in words if word)
             names[i] = _literal(arm.label) + (f" ({said})" if said else "")
@@ -115,12 +128,20 @@ def _legend(axes: Any, beside: bool) -> None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=5, handlelength=2.6, ncols=3)
 
 
-def _frame(axes: Any, shown: Frame, name: str, part: str) -> None:
+def _y_title(report: Report, curves: Sequence[Curve]) -> str:
+    figure = curves[0].metric.rpartition("/")[2]
+    if curves[0].metric == name_over_time(figure):
+        return OVER_TIME[figure].replace(", ", ",\n")
+    part = part_of_val(report, curves)
+    return METRICS[BPB][1] + (f"\n{part}" if part else "")
+
+
+def _frame(axes: Any, shown: Frame, name: str, y_title: str) -> None:
     ticks = axis_ticks(name, shown.x0, shown.x1)
     axes.set(xlim=(shown.x0, shown.x1), ylim=(shown.y0, shown.y1))
-    axes.set_ylabel(METRICS[BPB][1] + (f"\n{part}" if part else ""))
+    axes.set_ylabel(y_title)
     axes.set_xticks(ticks.values, ticks.texts)
-    axes.set_xlabel(AXES[name][1] + (f" ({ticks.unit})" if ticks.unit else ""))
+    axes.set_xlabel(AXES.get(name, (name, name))[1] + (f" ({ticks.unit})" if ticks.unit else ""))
 
 
 def _literal(label: str) -> str:

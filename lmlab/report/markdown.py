@@ -1,11 +1,13 @@
-"""A report as Markdown: the two tables, what probes found, confounds, notes. What came from a run is escaped."""
+"""A report as Markdown: the two tables, what probes found, where tokens went, confounds, notes. What came from a run is
+escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from lmlab.report.model import Report, Table
+from lmlab.report.model import Report, Routing, Table
+from lmlab.report.routing import load_bars, load_name
 
 
 def render(report: Report) -> str:
@@ -16,14 +18,33 @@ def render(report: Report) -> str:
     if report.why is not None:
         said = _bullets([*report.why.findings, *report.why.notes])
         parts += ["## Why: inside the models", *([said] if said else []), _table(report.why.table)]
+    if report.routing is not None:
+        parts += ["## Routing: where tokens went", *_routing(report, report.routing)]
     for title, lines in (("Confounds", report.confounds), ("Notes", report.notes)):
         if lines:
             parts += [f"## {title}", _bullets(lines)]
     return "\n\n".join(parts) + "\n"
 
 
+def _routing(report: Report, found: Routing) -> list[str]:
+    """What stands out, the table, and each layer's load as a line of bars."""
+    said = _bullets([*found.findings, *found.notes])
+    many = len(report.arms) > 1
+    bars = [
+        f"{line} {_plain(load_name(report, load, many=many))}"
+        for load in found.loads
+        if (line := _code(load_bars(load)))
+    ]
+    words = "Load of the experts of a layer, from the busiest to the idlest:"
+    return [*([said] if said else []), _table(found.table), *([words + "\n\n" + _items(bars)] if bars else [])]
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "\n".join(f"* {line}" for line in lines)
+
+
 def _bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"* {_plain(line)}" for line in lines)
+    return _items([_plain(line) for line in lines])
 
 
 def _about(report: Report) -> str:

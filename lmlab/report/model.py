@@ -28,6 +28,7 @@ class Run:
     manifest: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)  # the manifest's: figures of the end
     rows: dict[str, np.ndarray] = field(default_factory=dict)  # a float column per metric, NaN where a row has none
+    lists: dict[str, list[float]] = field(default_factory=dict)  # the last of each metric that is a list of numbers
     problems: list[str] = field(default_factory=list)  # damaged or non-finite lines, unreadable files: named, counted
     error: str | None = None  # why it failed, one line
     plugins: dict[str, str] = field(default_factory=dict)  # file name → hash of the run's own plug-ins
@@ -66,7 +67,7 @@ class Arm:
     is_baseline: bool = False
     stats: dict[str, Stat] = field(default_factory=dict)  # val/bits_per_byte, val/loss, test/…, tokens_per_s, …
     delta: Delta | None = None  # of val/bits_per_byte; None for the baseline itself
-    facts: dict[str, Any] = field(default_factory=dict)  # parameters, flops_per_token, tokens, peak_memory_bytes, …
+    facts: dict[str, Any] = field(default_factory=dict)  # parameters, active_parameters, noncausal (why), tokens, …
 
     @property
     def states(self) -> dict[str, int]:
@@ -130,6 +131,28 @@ class Why:
     profiles: list[Curve]  # figures against the layer: x_name is `layer`, metric the figure
 
 
+@dataclass(frozen=True)
+class Load:
+    """How the choices of one layer fell on its experts, from the busiest to the idlest: over the mean; of all seeds the
+    mean."""
+
+    arm: int  # index into Report.arms
+    layer: int
+    over_mean: list[float]
+    n: int  # seeds
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where tokens went in arms that have experts. Empty parts are left out."""
+
+    table: Table  # a row per arm and layer, at the last evaluation of val
+    findings: list[str]  # experts that nobody chose, choices that found no room
+    notes: list[str]  # arms of which nothing is known, other steps
+    loads: list[Load]
+    curves: list[Curve]  # of training steps: x_name is `step`, metric one of lmlab/report/routing.py's OVER_TIME
+
+
 @dataclass
 class Report:
     """Everything an output needs. `axes`: keys that differ between the arms, and only those."""
@@ -146,3 +169,4 @@ class Report:
     curves: list[Curve]
     common: dict[str, Any] = field(default_factory=dict)  # what all arms share, of what differs from the default
     why: Why | None = None  # None where no run was probed
+    routing: Routing | None = None  # None where no arm has experts

@@ -17,6 +17,7 @@ def notes(arms: Sequence[Arm], baseline: int, chosen_by: str, unplaced: Sequence
     """All of them. chosen_by: who chose the baseline, "" for nobody; unplaced: runs without a configuration."""
     yield from _baseline(arms, baseline, chosen_by)
     yield from _figures(arms)
+    yield from _noncausal(arms)
     yield from _known_failures(arms)
     yield from _parts(arms)
     yield from _runs(arms, unplaced)
@@ -47,6 +48,13 @@ def _figures(arms: Sequence[Arm]) -> Iterator[str]:
         if 0 < n < len(done) or (not n and any(figure(run, LOSS) is None for run in done)):
             of = f"{n} of its {len(done)} finished runs" if len(done) > 1 else "no finished run"
             yield f"val bits/byte of {arm.label} is over {of}"
+
+
+def _noncausal(arms: Sequence[Arm]) -> Iterator[str]:
+    for arm in arms:
+        if why := arm.facts.get("noncausal"):
+            said = "its losses are of tokens that see later ones, and no causal arm's compare"
+            yield f"{arm.label} is not causal: {said} ({why})"
 
 
 def _known_failures(arms: Sequence[Arm]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lmlab.report import page_why, palette
-from lmlab.report.captions import above_the_frame, and_, part_of_val, unfinished, warning
+from lmlab.report import page_routing, page_why, palette
+from lmlab.report.captions import above_the_frame, and_, not_causal, part_of_val, unfinished, warning
 from lmlab.report.curve_svg import AXES, METRICS, Frame, diverged, draw, frame, thinned
 from lmlab.report.model import Arm, Cell, Column, Curve, Report, Table
 from lmlab.report.palette import Stroke
@@ -41,6 +41,7 @@ def render(report: Report) -> str:
         tables_arms=_arms(report, by_name.get("arms"), looks),
         curves=_curves(report, figures, looks),
         why=page_why.section(report, looks, _table(report.why.table) if report.why is not None else ""),
+        routing=page_routing.section(report, looks, _table(report.routing.table) if report.routing is not None else ""),
         tables_runs=_runs(by_name.get("runs")),
         notes=_list("notes", "Notes", report.notes),
         source=f"<code>{escape(report.source)}</code>",
@@ -229,7 +230,7 @@ def _curves(report: Report, figures: Sequence[tuple[list[Curve], Frame]], looks:
 
 def _apart(arm: Arm) -> str:
     """What the legend says of an arm besides its name."""
-    words = [*(["baseline"] if arm.is_baseline else []), *([unfinished(arm)] if unfinished(arm) else [])]
+    words = [word for word in ("baseline" if arm.is_baseline else "", unfinished(arm), not_causal(arm)) if word]
     return f"<small class=faint>{', '.join(words)}</small>" if words else ""
 
 

@@ -12,6 +12,7 @@ from lmlab.runs.files import to_json
 
 SPREAD = {"val_bits_per_byte": BPB, "test_bits_per_byte": "test/bits_per_byte", "tokens_per_s": "tokens_per_s"}
 SPREAD |= {"best_val_bits_per_byte": "best/val/bits_per_byte"}
+BESIDE = ("active_parameters", "noncausal")  # facts that stand in the table beside other figures
 
 
 def arms_csv(report: Report) -> str:
@@ -26,7 +27,7 @@ def arms_csv(report: Report) -> str:
         "delta_paired",
         "delta_why",
     ]
-    head += ["n_finished", "n_runs"]
+    head += ["n_finished", "n_runs", *BESIDE]
     rows = []
     for arm, row in zip(report.arms, table.rows, strict=True):
         pairs = [(cell, column.key) for cell, column in zip(row, table.columns, strict=True) if column.key != "arm"]
@@ -34,7 +35,9 @@ def arms_csv(report: Report) -> str:
         stats = [arm.stats.get(SPREAD[key]) for key in means]
         spread = [value for stat in stats for value in ((stat.sd, stat.n) if stat else (None, 0))]
         runs = [arm.states.get("finished", 0), len(arm.runs)]
-        rows.append([arm.label, arm.is_baseline, *cells, *spread, *_behind(arm.delta), *runs])
+        rows.append(
+            [arm.label, arm.is_baseline, *cells, *spread, *_behind(arm.delta), *runs, *map(arm.facts.get, BESIDE)]
+        )
     return _csv([head, *rows])
 
 
@@ -81,6 +84,7 @@ def as_json(report: Report) -> str:
         "notes": report.notes,
         "curves": [asdict(curve) for curve in report.curves],
         "why": asdict(report.why) if report.why is not None else None,
+        "routing": asdict(report.routing) if report.routing is not None else None,
     }
     return to_json(body, indent=1) + "\n"
 

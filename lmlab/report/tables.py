@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmlab.report.axes import shown
+from lmlab.report.facts import noncausal
 from lmlab.report.model import BPB, Arm, Cell, Column, Delta, Run, Stat, Table
 
 MISSING = Cell("–")
+NOT_CAUSAL = "not causal"
 BEST, TEST = "best/val/bits_per_byte", "test/bits_per_byte"
 BAD = ("diverged", "failed", "unreadable", "missing")
 FIGURES = (
@@ -17,7 +19,7 @@ FIGURES = (
     Column("best_val_bits_per_byte", "best on val", True, "The checkpoint that was best on val, on all of val."),
     Column("state", "state", False, "Finished of all runs, and the others by state."),
     Column("seeds", "seeds", False, "Seeds of the finished runs."),
-    Column("parameters", "parameters", True, "Numbers that are trained."),
+    Column("parameters", "parameters", True, "Numbers that are trained; active: of experts, those a token meets."),
     Column("tokens", "tokens", True, "Tokens trained on, mean over finished runs."),
     Column("test_bits_per_byte", "test bits/byte", True, "Last checkpoint on all of test."),
     Column("tokens_per_s", "tok/s", True, "Training speed, mean over finished runs."),
@@ -78,6 +80,20 @@ def _value(value: Any, there: bool, mark: str) -> Cell:
     return Cell(shown(value), value if plain else shown(value), mark)
 
 
+def _of_loss(cell: Callable[[Arm], Cell]) -> Callable[[Arm], Cell]:
+    """A figure of a loss, labelled where tokens saw later ones."""
+
+    def labelled(arm: Arm) -> Cell:
+        return unlike(cell(arm), arm.facts.get("noncausal"))
+
+    return labelled
+
+
+def unlike(cell: Cell, why: str | None) -> Cell:
+    """`1.2 ± 0.1 (not causal)`; a cell without a figure, and any of a causal model, as it is."""
+    return cell if not why or cell.value is None else Cell(f"{cell.text} ({NOT_CAUSAL})", cell.value, "warn")
+
+
 def _stat(metric: str, form: Callable[[float], str], spread: Callable[[float], str]) -> Callable[[Arm], Cell]:
     def cell(arm: Arm) -> Cell:
         stat = arm.stats.get(metric)
@@ -101,6 +117,14 @@ def _fact(key: str, form: Callable[[float], str]) -> Callable[[Arm], Cell]:
 
 def _whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
+
+
+def parameters_cell(arm: Arm) -> Cell:
+    """`1,000`; `1,000 (250 active)` where a token meets only some of them."""
+    cell, n, active = _fact("parameters", whole)(arm), arm.facts.get("parameters"), arm.facts.get("active_parameters")
+    if n is None or active is None or active >= n:
+        return cell
+    return Cell(f"{cell.text} ({whole(active)} active)", cell.value)
 
 
 def delta_cell(arm: Arm) -> Cell:
@@ -179,12 +203,12 @@ def duration(seconds: float) -> str:
 
 
 CELLS: dict[str, Callable[[Arm], Cell]] = {
-    "parameters": _fact("parameters", whole),
+    "parameters": parameters_cell,
     "tokens": _fact("tokens", whole),
-    "val_bits_per_byte": _stat(BPB, bits, bits),
-    "delta": delta_cell,
-    "best_val_bits_per_byte": _stat(BEST, bits, bits),
-    "test_bits_per_byte": _stat(TEST, bits, bits),
+    "val_bits_per_byte": _of_loss(_stat(BPB, bits, bits)),
+    "delta": _of_loss(delta_cell),
+    "best_val_bits_per_byte": _of_loss(_stat(BEST, bits, bits)),
+    "test_bits_per_byte": _of_loss(_stat(TEST, bits, bits)),
     "tokens_per_s": _stat("tokens_per_s", whole, whole),
     "peak_memory_bytes": _fact("peak_memory_bytes", memory),
     "state": state_cell,
@@ -209,8 +233,8 @@ def _run_row(run: Run, label: str, is_baseline: bool) -> list[Cell]:
         Cell(label, label),
         Cell(seed_text(run), run.seeds.get("all")),
         Cell(run.state + _progress(run), run.state, mark),
-        _figure(run, BPB, bits),
-        _figure(run, BEST, bits),
+        unlike(_figure(run, BPB, bits), noncausal(run)),
+        unlike(_figure(run, BEST, bits), noncausal(run)),
         _figure(run, "tokens_per_s", whole),
         _figure(run, "elapsed_s", duration),
         Cell(problem, problem, "warn") if problem else MISSING,

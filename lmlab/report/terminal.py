@@ -1,4 +1,5 @@
-"""A report in the terminal: the arms, the runs that did not go well, what probes found, confounds, notes.
+"""A report in the terminal: the arms, the runs that did not go well, what probes found, where tokens went, confounds,
+notes.
 
 On a terminal columns that do not fit are left out, least important first, and said; a very narrow one gets a block per
 arm. Elsewhere columns are aligned and nothing is cut, for grep and awk.
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lmlab.report.model import Cell, Column, Report, Table, Why
+from lmlab.report.model import Cell, Column, Report, Routing, Table, Why
+from lmlab.report.routing import load_bars, load_name
 
 GAP = "  "
 MAX_RUNS = 20
@@ -25,6 +27,7 @@ SPARE = (
 )
 SPARE_OF_RUNS = ("arm", "seed")
 SPARE_OF_WHY = ("lowest_layer", "lowest")
+SPARE_OF_ROUTING = ("balance", "load_min", "entropy")
 FOLDED = {"arm": 24, "run": 28, "problem": 30}  # columns of words may be folded down to so many characters
 STYLES = {"bad": "red", "warn": "yellow", "baseline": "bold"}
 
@@ -45,6 +48,8 @@ def show(report: Report, console: Console) -> None:
             _line(console, Text(f"… and {more} more"))
     if report.why is not None:
         show_why(report.why, console)
+    if report.routing is not None:
+        show_routing(report, report.routing, console)
     for mark, style, lines in (("confound: ", "yellow", report.confounds), ("note: ", "dim", report.notes)):
         if lines:
             _line(console, Text(""))
@@ -65,6 +70,19 @@ def show_why(why: Why, console: Console) -> None:
     wide = side_by_side(why.table)
     _table(console, *([wide] if len(wide.columns) <= 1 + MAX_BESIDE else []), why.table)
     for mark, style, lines in (("why: ", "cyan", why.findings), ("note: ", "dim", why.notes)):
+        for line in lines:
+            _line(console, Text.assemble((mark, style), line))
+
+
+def show_routing(report: Report, found: Routing, console: Console) -> None:
+    """Where tokens went, in arms that have experts."""
+    _line(console, Text(""))
+    _line(console, Text("routing: where tokens went, at the last evaluation of val", style="bold"))
+    if found.table.rows:
+        _table(console, found.table)
+    for load in found.loads:
+        _line(console, Text.assemble(("load: ", "dim"), load_bars(load), " ", load_name(report, load, many=True)))
+    for mark, style, lines in (("routing: ", "cyan", found.findings), ("note: ", "dim", found.notes)):
         for line in lines:
             _line(console, Text.assemble((mark, style), line))
 
@@ -144,7 +162,7 @@ def _widths(table: Table) -> list[int]:
 
 def fitting(forms: Sequence[Table], width: int) -> tuple[Table, list[str]] | None:
     """(a form with as many columns as fit, titles of those left out); None when even the least is too wide."""
-    spare = {"arms": SPARE, "why": SPARE_OF_WHY}.get(forms[0].name, SPARE_OF_RUNS)
+    spare = {"arms": SPARE, "why": SPARE_OF_WHY, "routing": SPARE_OF_ROUTING}.get(forms[0].name, SPARE_OF_RUNS)
     gone: list[str] = []
     for key in ("", *spare):
         gone += [column.title for column in forms[0].columns if column.key == key]

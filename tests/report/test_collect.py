@@ -21,7 +21,7 @@ ROW = '{"step": 10, "tokens": 100, "train/loss": 2.5}'
 def columns(tmp_path: Path, text: str) -> tuple[dict[str, list[float]], list[str]]:
     path = tmp_path / "metrics.jsonl"
     path.write_text(text, encoding="utf-8")
-    found, problems = read_columns(path)
+    found, _, problems = read_columns(path)
     return {key: column.tolist() for key, column in found.items()}, problems
 
 
@@ -92,7 +92,7 @@ def test_a_long_file_is_read_whole_around_its_damage(tmp_path: Path) -> None:
 
 
 def test_an_absent_file_has_no_rows_and_no_problem(tmp_path: Path) -> None:
-    assert read_columns(tmp_path / "metrics.jsonl") == ({}, [])
+    assert read_columns(tmp_path / "metrics.jsonl") == ({}, {}, [])
 
 
 # ---------------------------------------------------------------- a run
