@@ -70,7 +70,8 @@ def evaluate(
             how |= {"valid_BT": valid_BT}
         else:
             how |= {"cache": Cache(model, kind), "length_BT": b.positions_BT[:, -1:] + 1}
-        with nullcontext() if kind is None else model.eager():
+        # a batch that is cut short is one alone: not worth graphs of its own
+        with nullcontext() if kind is None and valid_BT is None else model.eager():
             out = model(b.tokens_BT, b.positions_BT, **how)
         assert out.loss is not None
         hear(out.stats)

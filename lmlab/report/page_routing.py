@@ -70,5 +70,5 @@ def _picture(load: Load, look: Stroke) -> str:
     return (
         f'<div class=load><svg role="img" aria-label="{escape(label)}" viewBox="0 0 {wide} {HIGH}" '
         f'preserveAspectRatio="none"><title>{escape(label)}</title><path class="bar c{look.colour}" d="{bars}"/>'
-        f'<path class=even d="M0 {even:g}h{wide}"/></svg><small>{load.layer}</small></div>'
+        f'<path class=even d="M0 {even:g}h{wide}"/></svg><small>layer {load.layer}</small></div>'
     )

@@ -96,7 +96,7 @@ class Trainer:
     # ------------------------------------------------------------ evaluation
 
     def loss_on(self, tokens: TokenFile, max_tokens: int | None = None, routing: Routing | None = None) -> LossSum:
-        """The computed model's loss on a token file, or on its first `max_tokens`. routing: takes up the routers' stats."""
+        """The computed model's loss on a token file, or on its first `max_tokens`. routing: takes up routers' stats."""
         return evaluate_file(
             self.twin.model,
             tokens,
