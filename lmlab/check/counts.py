@@ -135,7 +135,7 @@ def attention_parameters(config: Config) -> tuple[int, int]:
 
 def kv_heads(config: Config) -> int:
     a, H = config["attn"], config["model"]["n_heads"]
-    return int({"mha": H, "mqa": 1}.get(a["name"]) or a["n_kv_heads"] or max(1, H // 2))
+    return int({"mha": H, "mqa": 1}.get(a["name"]) or a["n_kv_heads"] or max(1, H // (a.get("queries_per_kv") or 2)))
 
 
 def latent_sizes(config: Config) -> tuple[int, int, int, int]:

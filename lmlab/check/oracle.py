@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmlab.check import oracle_moe
 from lmlab.check.oracle_parts import (
+    RMS_EPS,
     NoOracle,
     added_positions,
     capped,
@@ -199,14 +200,16 @@ def plain_heads(config: Config, w: Mapping[str, Tensor], at: str, x: Tensor, row
     """Per query head its (T, C) query, key and value, and 1/√C."""
     spec, H, D = config["attn"], config["model"]["n_heads"], config["model"]["d_model"]
     C = spec.get("head_dim") or D // H
-    K = {"mha": H, "mqa": 1}.get(spec["name"]) or spec.get("n_kv_heads") or max(1, H // 2)
+    shared = spec.get("queries_per_kv") or 2
+    K = {"mha": H, "mqa": 1}.get(spec["name"]) or spec.get("n_kv_heads") or max(1, H // shared)
+    eps = spec.get("qk_norm_eps", RMS_EPS)
     q, k = linear(w, f"{at}.q", x), linear(w, f"{at}.k", x)
     if spec.get("qk_norm") == "full":
-        q, k = rms(q, w[f"{at}.q_norm.weight"]), rms(k, w[f"{at}.k_norm.weight"])
+        q, k = rms(q, w[f"{at}.q_norm.weight"], eps), rms(k, w[f"{at}.k_norm.weight"], eps)
     qs, ks = list(q.split(C, -1)), list(k.split(C, -1))
     if spec.get("qk_norm") == "head":
-        qs = [rms(part, w[f"{at}.q_norm.weight"]) for part in qs]
-        ks = [rms(part, w[f"{at}.k_norm.weight"]) for part in ks]
+        qs = [rms(part, w[f"{at}.q_norm.weight"], eps) for part in qs]
+        ks = [rms(part, w[f"{at}.k_norm.weight"], eps) for part in ks]
     angles, factor = turning(config, row, C)
     if angles is not None and placed:
         qs = [rotated(part, angles, config["pos"]["pairing"], factor) for part in qs]

@@ -70,7 +70,7 @@ def decoded(
     tokens: TokenFile,
     exp: Experiment,
     *,
-    eot: int,
+    start: int,
     token_bytes: torch.Tensor,
 ) -> dict[str, Any]:
     """Of a model that says that decoding is not the same as the whole row: how much the first rows' loss differs when
@@ -85,7 +85,7 @@ def decoded(
         return {}
     T = exp.model.seq_len
     rows = max(1, min(DECODED_TOKENS, tokens.n_tokens - 1) // T)
-    cut = dict(rows=rows, seq_len=T, packing=exp.data.packing, eot=eot, max_tokens=rows * T)
+    cut = dict(rows=rows, seq_len=T, packing=exp.data.packing, start=start, max_tokens=rows * T)
     batches = list(eval_batches(tokens, **cut))  # type: ignore[arg-type]
     whole = total(evaluate(model, batches, token_bytes))
     one_by_one = token_by_token(model, batches, token_bytes, kind=full)

@@ -32,7 +32,7 @@ def stable(opened: Opened, model: Transformer, tokens: TokenFile, split: str) ->
     except RunError as error:
         return {"stability_why": error.message}
     cut = dict(rows=opened.rows, seq_len=exp.model.seq_len, packing=exp.data.packing)
-    batches = list(eval_batches(tokens, **cut, eot=opened.tokenizer.eot, max_tokens=STABLE_TOKENS))  # type: ignore[arg-type]
+    batches = list(eval_batches(tokens, **cut, start=opened.tokenizer.start, max_tokens=STABLE_TOKENS))  # type: ignore[arg-type]
     now = choices(model, batches)
     before = choices(computed_model(exp, earlier, device=opened.device, dtype=opened.dtype), batches)
     n_tokens = sum(int((batch.weights_BT > 0).sum()) for batch in batches)

@@ -147,6 +147,22 @@ def backend(e: Experiment) -> Wrong | None:
     return None
 
 
+def kv_heads_once(e: Experiment) -> Wrong | None:
+    a = e.attn
+    if not isinstance(a, GQA) or a.n_kv_heads is None or a.queries_per_kv is None:
+        return None
+    message = f"`attn.n_kv_heads` is {a.n_kv_heads}, so that `attn.queries_per_kv` {a.queries_per_kv} would do nothing"
+    return message, "use attn.queries_per_kv=null, or attn.n_kv_heads=null"
+
+
+def qk_norm_eps(e: Experiment) -> Wrong | None:
+    a = e.attn
+    if not isinstance(a, HeadsSpec) or a.qk_norm != "none" or a.qk_norm_eps == type(a)().qk_norm_eps:
+        return None
+    message = f"`attn.qk_norm_eps` is {a.qk_norm_eps:g}, and `attn.qk_norm` none has no norm that it would be added in"
+    return message, "use attn.qk_norm=head or full, or leave attn.qk_norm_eps out"
+
+
 def left_out(e: Experiment) -> Wrong | None:
     a = e.attn
     if not isinstance(a, HeadsSpec) or (a.v_proj, a.o_proj) == ("linear", "linear"):

@@ -85,9 +85,12 @@ def heads_split_width(e: Experiment) -> Wrong | None:
 
 def kv_heads_split_heads(e: Experiment) -> Wrong | None:
     heads, kv = e.model.n_heads, e.arch.attn.kv_heads(e.model.n_heads)
+    given, share = getattr(e.attn, "n_kv_heads", kv), getattr(e.attn, "queries_per_kv", None)
+    if given is None and share is not None and heads % share:
+        message = f"`attn.queries_per_kv` is {share}, which does not divide `model.n_heads` {heads}"
+        return message, f"use one of {', '.join(map(str, _divisors(heads)))}"
     if heads % kv == 0:
         return None
-    given = getattr(e.attn, "n_kv_heads", kv)
     value = f"{kv}" if given is not None else f"null, n_heads / 2 = {kv}"
     message = f"`attn.n_kv_heads` is {value}, which does not divide `model.n_heads` {heads}"
     return message, f"use one of {', '.join(map(str, _divisors(heads)))}"

@@ -285,6 +285,13 @@ RULES: tuple[Rule, ...] = (
     Rule("window", "a window longer than a row does nothing", parts.window, "attn.window=1000"),
     Rule("pattern", "S layers have the window, L layers see all", parts.pattern, "attn.pattern=SSSL"),
     Rule("backend", "a backend must be able to do what is asked", parts.backend, "attn.softcap=30 attn.backend=sdpa"),
+    Rule(
+        "kv-heads-once",
+        "the number of kv heads is given once",
+        parts.kv_heads_once,
+        "attn=gqa attn.n_kv_heads=1 attn.queries_per_kv=2",
+    ),
+    Rule("qk-norm-eps", "an eps needs a norm", parts.qk_norm_eps, "attn.qk_norm_eps=1e-5"),
     Rule("left-out", "projections are left out of shaped attention only", parts.left_out, "attn.v_proj=none"),
     Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", parts.ffn_width, "ffn.d_ff=512 ffn.mult=2"),
     Rule("routed-layers", "some layer has experts", moe.routed_layers, "moe=topk moe.every_n_layers=100"),

@@ -23,7 +23,7 @@ from lmlab.interop.families import choose
 from lmlab.interop.folder import WHOLE
 from lmlab.interop.keys import CONFIG
 from lmlab.interop.source import TOKENIZER
-from lmlab.interop.tensors import EMBED, exported
+from lmlab.interop.tensors import EMBED, exported, parameters
 from lmlab.model.spec import Arch
 from lmlab.runs.files import atomic_write, disk, sync_dir, to_json
 
@@ -74,7 +74,8 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
             temporary.mkdir(parents=True)
             _write_json(temporary / CONFIG, config)
             _write_json(temporary / "generation_config.json", ids)
-            save_file({n: t.to(DTYPES[dtype]) for n, t in tensors.items()}, temporary / WHOLE, {"format": "pt"})
+            narrow = {n: t if n.endswith(found.family.wide) else t.to(DTYPES[dtype]) for n, t in tensors.items()}
+            save_file(narrow, temporary / WHOLE, {"format": "pt"})
             shutil.copymode(temporary / CONFIG, temporary / WHOLE)  # safetensors leaves it to its owner alone
             (temporary / TOKENIZER).write_text(text, encoding="utf-8")
             _write_json(temporary / SETTINGS[-1], model.settings or _settings(model, end))
@@ -82,7 +83,7 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
             sync_dir(place.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return Exported(to, found.family.model_type, found.family.cls, sum(t.numel() for t in tensors.values()), dtype)
+    return Exported(to, found.family.model_type, found.family.cls, parameters(model.state), dtype)
 
 
 def refuse_occupied(to: Path) -> None:

@@ -12,11 +12,12 @@ from lmlab.errors import ConfigError
 from lmlab.interop.family import Family, Words
 from lmlab.interop.gpts import GPTS
 from lmlab.interop.keys import Keys, Refused, transformers_module
-from lmlab.interop.llamas import LLAMAS, PICKED_EPS
+from lmlab.interop.llamas import LLAMAS
+from lmlab.interop.mixtures import MIXTURES
 from lmlab.model.spec import Arch, Decoder
 from lmlab.registry import OPTIONS
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (*LLAMAS, *GPTS)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*LLAMAS, *MIXTURES, *GPTS)}
 
 
 def typed(words: Words) -> list[str]:
@@ -59,7 +60,8 @@ class Written:
 EASED: tuple[tuple[str, str, Any], ...] = (
     ("pos", "fraction", 1.0),
     ("model", "tie_embeddings", False),
-    ("norm", "eps", PICKED_EPS),
+    ("moe", "n_shared", 1),
+    ("moe", "top_k", 2),
 )
 
 

@@ -36,7 +36,8 @@ class Family:
     """model_type, transformers' class, what stands before every tensor's name but the head's, and the translations.
 
     config(arch, rows of the embedding, longest row) gives the keys that `words` asks for. pairing(config.json): how the
-    rotated channels of the tensors pair up. skipped: patterns of tensors that are not weights.
+    rotated channels of the tensors pair up. skipped: patterns of tensors that are not weights. wide: ends of the names
+    of those that stay fp32 in files of bfloat16.
     """
 
     model_type: str
@@ -49,6 +50,7 @@ class Family:
     skipped: tuple[str, ...] = (r".*rotary_emb\.inv_freq$",)
     head: str = "lm_head"
     pairing: Callable[[Mapping[str, Any]], str] = lambda config: "half"
+    wide: tuple[str, ...] = ()
 
 
 def sizes(keys: Keys, layers: str = "num_hidden_layers", width: str = "hidden_size", heads: str = "") -> Words:

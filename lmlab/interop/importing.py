@@ -26,9 +26,10 @@ from lmlab.interop import families, keys, rope
 from lmlab.interop.families import FAMILIES, Words
 from lmlab.interop.family import Family
 from lmlab.interop.folder import weights_of
+from lmlab.interop.mixtures import JITTER
 from lmlab.interop.refusals import by_the_folder
 from lmlab.interop.source import Source, located, refuse_other, tokenizer_of
-from lmlab.interop.tensors import imported
+from lmlab.interop.tensors import imported, parameters
 from lmlab.model.spec import Arch
 from lmlab.runs import checkpoint, manifest
 from lmlab.runs.find import run_directory
@@ -171,7 +172,7 @@ def import_folder(name: str, typed: Sequence[str], command: Sequence[str]) -> Im
     refuse_other(tokenizer, model.rows, words_of.path)
     exp.init.source = checkpoint.content_hash(state)
     path = run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or model.source.label)
-    made = Import(RunDir(path), words, loaded, model.family.model_type, sum(t.numel() for t in state.values()), dtypes)
+    made = Import(RunDir(path), words, loaded, model.family.model_type, parameters(state), dtypes)
     made.notes = list(_notes(model, tokenizer, exp))
     facts = {
         "source": model.source.path,
@@ -199,6 +200,8 @@ def _notes(model: Described, tokenizer: Tokenizer, exp: Experiment) -> Iterator[
     window, length = exp.arch.attn.window, exp.model.seq_len
     if window is not None and window >= length:
         yield f"attn.window {window} is the folder's: it acts on longer texts than the rows of {length} tokens"
+    if model.raw.get(JITTER):
+        yield f"{JITTER} {model.raw[JITTER]} is left out: theirs is of what experts see, moe.jitter of the router alone"
     if "auto_map" in model.raw:
         yield f"config.json names code in its folder (auto_map), which is not run: the model is {model.family.cls}"
     if tokenizer.vocab_size < model.rows:

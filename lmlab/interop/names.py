@@ -2,18 +2,20 @@
 
 A row says which of their modules holds which of ours, and how: `Row("h.{}.attn.c_attn", ("blocks.{}.attn.q", …), …)`.
 `{}` is the layer. Weight and bias of a module follow the same row. What a layout does to a weight (out, in) it does to
-a bias (out,) as well.
+a bias (out,) as well. `{expert}` in theirs makes a row of stacks: one module of theirs per slice of the one of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-KINDS = ("weight", "bias")
+KINDS = (("weight", "weight"), ("bias", "bias"))  # (theirs, ours)
+EXPERT = "{expert}"
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,24 @@ class Row:
     theirs: str
     ours: tuple[str, ...]
     layout: Layout = SAME
+    kinds: tuple[tuple[str, str], ...] = KINDS
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One of their tensors and those of ours that are in it, by full names."""
+    """Tensors that hold the same numbers, by full names: one of theirs with some of ours in it; or, stacked, some of
+    theirs as the slices of one of ours."""
 
-    theirs: str
+    theirs: tuple[str, ...]
     ours: tuple[str, ...]
     layout: Layout
+    stacked: bool = False
+
+    def to_ours(self, theirs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack(list(theirs))] if self.stacked else self.layout.split(theirs[0])
+
+    def to_theirs(self, ours: Sequence[Tensor]) -> list[Tensor]:
+        return list(ours[0].unbind(0)) if self.stacked else [self.layout.join(ours)]
 
 
 def rows(prefix: str, names: Mapping[str, str], own: str = "") -> list[Row]:
@@ -81,18 +92,21 @@ def rows(prefix: str, names: Mapping[str, str], own: str = "") -> list[Row]:
     return [Row(prefix + theirs, (own + ours,)) for ours, theirs in names.items()]
 
 
-def pairs(table: Sequence[Row], shapes: Mapping[str, object], n_layers: int) -> list[Pair]:
-    """The table for the parameters that there are. Every one of ours stands in exactly one pair."""
+def pairs(table: Sequence[Row], shapes: Mapping[str, Any], n_layers: int) -> list[Pair]:
+    """The table for the tensors that there are. Every one of ours stands in exactly one pair."""
     found = [pair for row in table for pair in _of_row(row, shapes, n_layers)]
     named = [name for pair in found for name in pair.ours]
     assert sorted(named) == sorted(shapes), f"the name table misses or repeats {set(named) ^ set(shapes)}"
     return found
 
 
-def _of_row(row: Row, shapes: Mapping[str, object], n_layers: int) -> Iterator[Pair]:
+def _of_row(row: Row, shapes: Mapping[str, Any], n_layers: int) -> Iterator[Pair]:
+    stacked = EXPERT in row.theirs
     layers: Sequence[int | str] = range(n_layers) if "{}" in row.theirs else ("",)
     for layer in layers:
-        for kind in KINDS:
+        for theirs, kind in row.kinds:
             ours = tuple(f"{name.format(layer)}.{kind}" for name in row.ours)
             if all(name in shapes for name in ours):
-                yield Pair(f"{row.theirs.format(layer)}.{kind}", ours, row.layout)
+                experts = range(shapes[ours[0]][0]) if stacked else ("",)
+                names = tuple(f"{row.theirs.format(layer, expert=expert)}.{theirs}" for expert in experts)
+                yield Pair(names, ours, row.layout, stacked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer
 
 EMBED = "embed.weight"
+STEERING = "router.bias"  # a buffer that is moved between steps, and no parameter
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,27 @@ class Plan:
     def expected(self) -> dict[str, torch.Size]:
         """Their names and shapes: what the layouts make of ours, without memory."""
         empty = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
-        return {pair.theirs: pair.layout.join([empty[n] for n in pair.ours]).shape for pair in self.pairs}
+        return {name: tensor.shape for pair in self.pairs for name, tensor in theirs_of(pair, empty)}
+
+
+def theirs_of(pair: Pair, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    yield from zip(pair.theirs, pair.to_theirs([ours[name] for name in pair.ours]), strict=True)
+
+
+def ours_of(pair: Pair, theirs: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    yield from zip(pair.ours, pair.to_ours([theirs(name) for name in pair.theirs]), strict=True)
 
 
 def plan(arch: Arch, family: Family, vocab: int) -> Plan:
     with torch.device("meta"):
         net = Transformer(arch, vocab, resolve(Auto(), "cpu", torch.float32))
-    shapes = {name: p.shape for name, p in net.named_parameters()}
+    shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}  # a router's bias is no parameter
     return Plan(shapes, pairs(family.table(arch), shapes, arch.model.n_layers))
+
+
+def parameters(state: Mapping[str, Tensor]) -> int:
+    """How many there are in our tensors."""
+    return sum(tensor.numel() for name, tensor in state.items() if not name.endswith(STEERING))
 
 
 def embedding_of(arch: Arch, family: Family) -> str:
@@ -47,7 +61,7 @@ def embedding_of(arch: Arch, family: Family) -> str:
 
 
 def imported(weights: Weights, arch: Arch, family: Family, pairing: str, vocab: int) -> dict[str, Tensor]:
-    """Our parameters, fp32. pairing: that of the folder's rows; vocab: rows of the embedding. Raises RunError, all of
+    """Our tensors, fp32. pairing: that of the folder's rows; vocab: rows of the embedding. Raises RunError, all of
     them at once."""
     embedding = embedding_of(arch, family)
     found = plan(arch, family, vocab)
@@ -60,10 +74,7 @@ def imported(weights: Weights, arch: Arch, family: Family, pairing: str, vocab: 
         )
     state: dict[str, Tensor] = {}
     for pair in found.pairs:
-        state |= {
-            own: part.contiguous()
-            for own, part in zip(pair.ours, pair.layout.split(weights.tensor(pair.theirs)), strict=True)
-        }
+        state |= {own: part.contiguous() for own, part in ours_of(pair, weights.tensor)}
     wanted = getattr(arch.pos, "pairing", pairing)
     return {n: t.contiguous() for n, t in repaired(state, arch, wanted=wanted, given=pairing).items()}
 
@@ -97,4 +108,4 @@ def exported(state: Mapping[str, Tensor], arch: Arch, family: Family, pairing: s
     given = getattr(arch.pos, "pairing", pairing)
     own = repaired(state, arch, wanted=pairing, given=given)
     found = plan(arch, family, len(state[EMBED]))
-    return {pair.theirs: pair.layout.join([own[n] for n in pair.ours]).contiguous() for pair in found.pairs}
+    return {name: tensor.contiguous() for pair in found.pairs for name, tensor in theirs_of(pair, own)}

@@ -133,9 +133,9 @@ class Attention(SoftmaxAttention):
         self.o = nn.Linear(H * C, D, bias=spec.bias_o) if spec.o_proj == "linear" else None
         self.over_heads = spec.qk_norm == "full"
         widths = {"none": (None, None), "head": (C, C), "full": (H * C, K * C)}[spec.qk_norm]
-        self.q_norm, self.k_norm = (
-            None if w is None else RMSNorm(specs.RMSNorm(), dims, ops, layer, width=w) for w in widths
-        )
+        inner = specs.RMSNorm()
+        inner.eps = spec.qk_norm_eps
+        self.q_norm, self.k_norm = (None if w is None else RMSNorm(inner, dims, ops, layer, width=w) for w in widths)
         # a, b, c of every head, as a vector: matrices are decayed, and counted as products with activations
         self.mix = nn.Parameter(torch.empty(3 * H)) if spec.weights == "shaped" else None
 

@@ -281,6 +281,7 @@ class HeadsSpec(AttnSpec):
         choices=("none", "head", "full"),
         probe="head",
     )
+    qk_norm_eps: float = setting(1e-6, "added to the mean square of q and of k by qk_norm", gt=0, probe=0.1, since=3)
     bias_qkv: bool = setting(False, "biases of the q, k, v projections", probe=True)
     weights: str = setting(
         "softmax",
@@ -317,10 +318,15 @@ class MQA(HeadsSpec):
 
 @option("attn", "gqa", build="lmlab.model.attn:Attention")
 class GQA(HeadsSpec):
-    n_kv_heads: Optional[int] = setting(None, "key/value heads; null = n_heads / 2", ge=1, le=10_000, probe=1)
+    n_kv_heads: Optional[int] = setting(
+        None, "key/value heads; null = n_heads / queries_per_kv", ge=1, le=10_000, probe=1
+    )
+    queries_per_kv: Optional[int] = setting(
+        None, "query heads that share a key/value head, at every n_heads; null = 2", ge=1, le=10_000, probe=4, since=3
+    )
 
     def kv_heads(self, n_heads: int) -> int:
-        return self.n_kv_heads if self.n_kv_heads is not None else max(1, n_heads // 2)
+        return self.n_kv_heads if self.n_kv_heads is not None else max(1, n_heads // (self.queries_per_kv or 2))
 
 
 @option("attn", "mla", build="lmlab.model.mla:MLA")

@@ -111,7 +111,7 @@ class Trainer:
     def first_of_val(self, n_tokens: int) -> Iterator[Batch]:
         """The first so many tokens of val, in rows as they are evaluated."""
         cut = dict(rows=self.stepper.micro_rows, seq_len=self.exp.model.seq_len, packing=self.exp.data.packing)
-        return eval_batches(self.prepared.val, **cut, eot=self.prepared.tokenizer.eot, max_tokens=n_tokens)  # type: ignore[arg-type]
+        return eval_batches(self.prepared.val, **cut, start=self.prepared.tokenizer.start, max_tokens=n_tokens)  # type: ignore[arg-type]
 
 
 def evaluate_file(

@@ -51,6 +51,8 @@ SAYS = {
     "window": ("`attn.window` is 1000, and `model.seq_len` is 256: no token", "attn.window=128"),
     "pattern": ("`attn.pattern` SSSL says which layers have a window, and `attn.window` is null", "attn.window=64"),
     "backend": ("`attn.softcap` is 30, which `attn.backend` sdpa can't do", "attn.backend=auto"),
+    "kv-heads-once": ("`attn.n_kv_heads` is 1, so that `attn.queries_per_kv` 2 would do", "queries_per_kv=null"),
+    "qk-norm-eps": ("`attn.qk_norm_eps` is 1e-05, and `attn.qk_norm` none has no norm", "use attn.qk_norm=head"),
     "left-out": ("`attn.v_proj` none needs shaped attention, `attn.weights` is softmax", "add attn.weights=shaped"),
     "ffn-width": ("`ffn.d_ff` 512 is the width as it stands, so that `ffn.mult` 2 would do nothing", "ffn.mult=null"),
     "routed-layers": (

@@ -12,7 +12,7 @@ from lmlab.errors import Errors, LmlabError
 # command line -> (message, hint)
 WRONG = {
     "norm=rmsnrm": (
-        "`norm=rmsnrm` is not known; choices: batchnorm, dyt, gemma, layernorm, nanogpt, none, rmsnorm",
+        "`norm=rmsnrm` is not known; choices: batchnorm, dyt, gemma, layernorm, mixtral, nanogpt, none, rmsnorm",
         "did you mean norm=rmsnorm?",
     ),
     "norm=": ("`norm` is empty, which is not the name of an option", "write norm=NAME"),

@@ -27,6 +27,13 @@ SAME = [
     ("attn.window=8 attn.pattern=SL", "attn.window=8 attn.pattern=SLSLSL"),
     ("attn=mla attn.form=absorbed", "attn=mla attn.kv_rank=64"),
     ("model.logit_scale=1", ""),
+    ("attn=gqa attn.queries_per_kv=4", "attn=gqa attn.n_kv_heads=1"),
+    ("moe=topk moe.d_expert=64", "moe=topk ffn.d_ff=64"),
+    ("moe=topk moe.d_expert=64 ffn.d_ff=99", "moe=topk moe.d_expert=64"),
+    ("moe=topk moe.every_n_layers=2 moe.first_dense_layers=1", "moe=topk moe.every_n_layers=2"),
+    ("moe=topk moe.every_n_layers=4", "moe=topk moe.every_n_layers=4 moe.first_dense_layers=3"),
+    ("moe=topk moe.balance=none moe.z_coef=1 moe.jitter=0.1", "moe=topk moe.aux_coef=1"),
+    ("moe=topk moe.balance=aux_free moe.bias_step=0.1", "moe=topk moe.balance=aux_free"),
 ]
 
 
@@ -46,6 +53,8 @@ OTHER = {
         ("model.tie_embeddings", True, False),
         ("model.head_bias", False, True),
     ],
+    "attn.qk_norm=head attn.qk_norm_eps=1e-5": [("attn.qk_norm", "none", "head"), ("attn.qk_norm_eps", 1e-6, 1e-5)],
+    "moe=topk": [("moe", "none", "topk")],
     "rope_scaling=pi": [("rope_scaling", "none", "pi")],
     "model.embed_norm=true": [("model.embed_norm", False, True), ("model.logit_scale", 1.0, 1 / 16)],
 }

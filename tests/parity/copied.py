@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lmlab.config.load import load
 from lmlab.interop.names import Row, pairs
+from lmlab.interop.tensors import ours_of
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model.spec import Arch
@@ -54,6 +55,9 @@ def drawn(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.no_grad():
         for p in net.parameters():
             p.normal_(std=0.3, generator=generator) if p.ndim > 1 else p.uniform_(-0.5, 1.5, generator=generator)
+        for name, b in net.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of the size of the scores, so that it changes choices
+                b.uniform_(-0.5, 0.5, generator=generator)
     assert {p.dtype for p in net.parameters()} == {torch.float64}
     return net
 
@@ -72,10 +76,9 @@ def picked(ours: Transformer, table: Table, source: dict[str, Tensor]) -> dict[s
     shapes = {name: p.shape for name, p in ours.named_parameters()}
     rows = pairs(table(ours.arch), shapes, ours.dims.n_layers)
     source = {_whole(name): tensor for name, tensor in source.items()}
-    split = [(p.ours, p.layout.split(source[_whole(p.theirs)])) for p in rows]
-    found = {own: part for ours, parts in split for own, part in zip(ours, parts, strict=True)}
+    found = dict(part for p in rows for part in ours_of(p, lambda name: source[_whole(name)]))
     assert {name: p.shape for name, p in found.items()} == shapes
-    assert {_whole(p.theirs) for p in rows} == source.keys()
+    assert {_whole(name) for p in rows for name in p.theirs} == source.keys()
     return found
 
 

@@ -45,6 +45,12 @@ LATENT = dict(
     n_routed_experts=8,
 )
 
+EXPERTS: dict[str, Any] = dict(num_experts_per_tok=2, experts_implementation="eager")
+SIGMOID = LATENT | dict(
+    first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2,
+    moe_intermediate_size=20, experts_implementation="eager",
+)  # fmt: skip
+
 
 def rope(theta: float = 10000.0, kind: str = "default", **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
@@ -100,6 +106,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek without q latent, half": (
         "DeepseekV3ForCausalLM",
         SIZES | rope() | LATENT | dict(q_lora_rank=None, rope_interleave=False),
+    ),
+    "deepseek with experts": ("DeepseekV3ForCausalLM", SIZES | rope() | SIGMOID | dict(q_lora_rank=28)),
+    "deepseek with experts of no groups, weights as they are": (
+        "DeepseekV3ForCausalLM",
+        SIZES
+        | rope()
+        | SIGMOID
+        | dict(q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0),
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        SIZES | rope(1e6) | EXPERTS | dict(num_key_value_heads=2, num_local_experts=5, sliding_window=5),
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        SIZES
+        | rope(1e6)
+        | EXPERTS
+        | dict(num_key_value_heads=2, head_dim=24, num_experts=6, moe_intermediate_size=20, norm_topk_prob=True)
+        | dict(num_experts_per_tok=3),
+    ),
+    "qwen3_moe of some layers, window, eps": (
+        "Qwen3MoeForCausalLM",
+        SIZES
+        | rope()
+        | EXPERTS
+        | dict(num_key_value_heads=2, head_dim=16, num_experts=4, moe_intermediate_size=24, attention_bias=True)
+        | dict(mlp_only_layers=[0, 2], use_sliding_window=True, sliding_window=5, rms_norm_eps=1e-4),
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        SIZES | rope() | EXPERTS | dict(num_experts=6, num_experts_per_tok=3, rms_norm_eps=1e-5, eos_token_id=0),
     ),
 }
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lmlab.cli.export import model_of
 from lmlab.cli.progress import Screen
@@ -55,7 +56,18 @@ TRAINED = {  # what is composed here, and the family that can say it
     "rope_scaling=yarn rope_scaling.original_len=16 rope_scaling.attention_factor=1.5": "llama",
     "attn=mla rope_scaling=yarn rope_scaling.original_len=16 rope_scaling.attention_factor=1.2": "deepseek_v3",
     "attn=mla rope_scaling=yarn rope_scaling.original_len=16 rope_scaling.attention_factor=1": "deepseek_v3",
+    "attn.qk_norm=full block=reordered norm.eps=1e-5 attn.qk_norm_eps=1e-5": "olmo2",
+    "moe=topk moe.n_experts=4 moe.z_coef=0.1 moe.jitter=0.1": "mixtral",
+    "moe=topk attn.window=8 moe.d_expert=20 ffn.d_ff=99 model.tie_embeddings=false moe.balance=none": "mixtral",
+    "moe=topk attn=gqa attn.qk_norm=head moe.d_expert=24": "qwen3_moe",
+    "moe=topk attn.qk_norm=head moe.first_dense_layers=1 moe.norm_topk=false moe.top_k=1": "qwen3_moe",
+    "moe=topk attn.qk_norm=head moe.every_n_layers=2 attn.window=8": "qwen3_moe",
+    "moe=topk attn.qk_norm=full moe.norm_topk=false norm.eps=1e-5 attn.qk_norm_eps=1e-5": "olmoe",
+    "attn=mla moe=topk moe.score=sigmoid moe.balance=aux_free moe.n_shared=2 moe.d_expert=24": "deepseek_v3",
+    "attn=mla moe=topk moe.score=sigmoid moe.balance=aux_free moe.n_shared=1 moe.first_dense_layers=1 moe.n_experts=8 "
+    "moe.n_expert_groups=4 moe.n_limited_groups=2 moe.weight_scale=2.5 pos.pairing=interleaved": "deepseek_v3",
 }
+ROUTED = [line for line in TRAINED if "moe=topk" in line]
 
 
 def trained(path: Path, line: str, tokenizer: Tokenizer) -> RunDir:
@@ -66,6 +78,8 @@ def trained(path: Path, line: str, tokenizer: Tokenizer) -> RunDir:
     with torch.no_grad():
         for p in net.parameters():
             p.normal_(std=0.3, generator=generator) if p.ndim > 1 else p.uniform_(-0.5, 1.5, generator=generator)
+        for name, b in net.named_buffers():
+            b.uniform_(-0.5, 0.5, generator=generator) if name.endswith("router.bias") else None
     run = RunDir.create(path, to_dict(exp))
     run.save_tokenizer(tokenizer)
     checkpoint.save(path, 1, net.state_dict(), {}, config=to_dict(exp), keep_last=1)
@@ -106,7 +120,7 @@ def test_what_was_trained_here(line, tmp_path):
     close(logits(ours(back, torch.float32), tokens), logits(net, tokens), 2e-5)
 
 
-@pytest.mark.parametrize("line", ["", "preset=gpt2", "preset=bloom", "attn=mla"])
+@pytest.mark.parametrize("line", ["", "preset=gpt2", "preset=bloom", "attn=mla", *ROUTED])
 def test_greedy_tokens_are_ours(line, tmp_path):
     run = trained(tmp_path / "mine", line, byte_tokenizer(Byte()))
     exported(run, tmp_path / "hf")
@@ -171,6 +185,14 @@ def test_bfloat16_halves_the_file(tmp_path):
     assert other.dtype == torch.bfloat16
 
 
+def test_a_bias_of_the_choice_keeps_its_width(tmp_path):
+    line = "attn=mla moe=topk moe.score=sigmoid moe.balance=aux_free moe.n_shared=1"
+    exported(trained(tmp_path / "mine", line, byte_tokenizer(Byte())), tmp_path / "a", dtype="bfloat16")
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    assert wide == {f"model.layers.{n}.mlp.gate.e_score_correction_bias" for n in range(2)}
+
+
 LOST = {
     "norm=dyt": "`norm=dyt`",
     "attn.softcap=30": "`attn.softcap=30`",
@@ -181,7 +203,18 @@ LOST = {
     "ffn=relu2": "`ffn=relu2`",
     "attn.scale=0.3": "`attn.scale=0.3`",
     "pos.fraction=0.5": "partial_rotary_factor: 0.5 of its config.json (only 1)",
-    "attn=gqa attn.qk_norm=head norm.eps=1e-5": "`attn.qk_norm=head`",
+    "attn=gqa attn.qk_norm=head norm.eps=1e-5": "`attn.qk_norm_eps=1e-06`",
+    "moe=switch": "`moe=switch`",
+    "moe=expert_choice": "`moe=expert_choice`",
+    "moe=topk moe.capacity_factor=1.5": "`moe.capacity_factor=1.5`",
+    "moe=topk moe.n_shared=1": "`moe.n_shared=1`",
+    "moe=topk moe.balance=aux_free": "`moe.balance=aux_free`",
+    "moe=topk moe.weight_scale=2": "`moe.weight_scale=2`",
+    "moe=topk moe.score=sigmoid": "`moe.score=sigmoid`",
+    "moe=topk ffn.bias=true": "`ffn.bias=true`",
+    "moe=topk attn=mla moe.score=sigmoid moe.balance=none moe.n_shared=1": "`moe.balance=none`",
+    "moe=topk attn=mla moe.score=sigmoid moe.balance=aux_free": "n_shared_experts: 0 of its config.json",
+    "moe=topk moe.top_k=1 moe.norm_topk=false": "`attn.qk_norm=none`",
 }
 
 
@@ -203,7 +236,7 @@ NEAREST = {  # what is composed, the family with the fewest losses, the losses
     "preset=neox attn.softcap=3": ("gpt_neox", "`attn.softcap=3`"),
     "preset=olmo2 norm.eps=1e-5 attn.softcap=3": (
         "olmo2",
-        "rms_norm_eps: 1e-05 of its config.json (only 1e-06: the norm of q and k has it too), `attn.softcap=3`",
+        "`attn.softcap=3`, `attn.qk_norm_eps=1e-06`",
     ),
     "pos.fraction=0.5 attn.bias_o=true": (
         "llama",

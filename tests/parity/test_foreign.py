@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from lmlab.cli import app
 from lmlab.config.meaning import FREE, PARTS
 from lmlab.errors import ConfigError, Errors, LmlabError
-from lmlab.interop.importing import composed, describe
+from lmlab.interop.importing import composed, describe, import_folder
 from lmlab.interop.keys import Keys
 from lmlab.interop.source import Source
 from tests.composed import close
@@ -30,13 +30,16 @@ transformers = pytest.importorskip("transformers", reason="transformers is in th
 WHOLE = "model.safetensors"
 WORD = re.compile(r"([a-z_]+(?:\.\w+)?)=[^\s;:]+")
 ORIGINAL = {"original_max_position_embeddings": 16}
+MIXTRAL_MORE = "model.layers.0.block_sparse_moe.experts.5.w1.weight"
+QWEN_UP = "model.layers.2.mlp.experts.5.up_proj.weight"
+SOUND = ("llama", "gpt2", "deepseek", "deepseek with experts", "neox", "mixtral", "qwen3_moe", "olmoe")
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One sound folder of each kind that is damaged here."""
     root = tmp_path_factory.mktemp("sound")
-    nets = {name: model_of(*CASES[name])[1] for name in ("llama", "gpt2", "deepseek", "qwen3", "neox")}
+    nets = {name: model_of(*CASES[name])[1] for name in SOUND}
     found = {name: saved(root / name, net) for name, net in nets.items()}
     found["shards"] = saved(root / "shards", nets["llama"], max_shard_size="100KB")
     return found
@@ -91,6 +94,16 @@ def odd_shape(t: dict[str, torch.Tensor]) -> None:
 
 def integers(t: dict[str, torch.Tensor]) -> None:
     t["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
+
+
+def stacked_experts(t: dict[str, torch.Tensor]) -> None:
+    """Layer 0 as transformers has it in memory."""
+    names = sorted(name for name in t if name.startswith("model.layers.0.mlp.experts."))
+    parts = {kind: torch.stack([t[n] for n in names if f".{kind}_proj" in n]) for kind in ("gate", "up", "down")}
+    for name in names:
+        del t[name]
+    t["model.layers.0.mlp.experts.gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), 1)
+    t["model.layers.0.mlp.experts.down_proj"] = parts["down"]
 
 
 def filled(value: float) -> Any:
@@ -252,16 +265,85 @@ DAMAGED: dict[str, tuple[str, Any, str, str]] = {
         "`partial_rotary_factor` of config.json is 0.5",
         "lmlab's parts",
     ),
-    "experts": (
-        "deepseek",
-        lambda f: edited(f, first_k_dense_replace=1),
-        "`first_k_dense_replace` of config.json is 1",
+    "an expert is missing": (
+        "mixtral",
+        lambda f: retensored(f, lambda t: t.pop("model.layers.1.block_sparse_moe.experts.3.w2.weight")),
+        "lacks the tensor `model.layers.1.block_sparse_moe.experts.3.w2.weight`",
+        "damaged",
+    ),
+    "an expert more": (
+        "mixtral",
+        lambda f: retensored(f, lambda t: t.update({MIXTRAL_MORE: torch.zeros(88, 64)})),
+        "has the tensor `model.layers.0.block_sparse_moe.experts.5.w1.weight`, which config.json does not speak of",
+        "damaged",
+    ),
+    "an expert of another shape": (
+        "qwen3_moe",
+        lambda f: retensored(f, lambda t: t.update({QWEN_UP: torch.zeros(21, 64)})),
+        "`model.layers.2.mlp.experts.5.up_proj.weight` is [21, 64], and config.json makes it [20, 64]",
+        "config.json belongs to another model",
+    ),
+    "no bias of the choice": (
+        "deepseek with experts",
+        lambda f: retensored(f, lambda t: t.pop("model.layers.2.mlp.gate.e_score_correction_bias")),
+        "lacks the tensor `model.layers.2.mlp.gate.e_score_correction_bias`",
+        "damaged",
+    ),
+    "one expert of one": ("mixtral", lambda f: edited(f, num_experts_per_tok=1), "is 1, which can't be", "lmlab's"),
+    "more than there are": ("olmoe", lambda f: edited(f, num_experts_per_tok=7), "(only up to 6, the", "lmlab's"),
+    "a coefficient below 0": (
+        "mixtral",
+        lambda f: edited(f, router_aux_loss_coef=-0.1),
+        "`router_aux_loss_coef` of config.json is -0.1",
         "lmlab's parts",
     ),
-    "another eps of the inner norms": (
-        "qwen3",
-        lambda f: edited(f, rms_norm_eps=1e-5),
-        "`rms_norm_eps` of config.json is 1e-05",
+    "clipped projections": ("olmoe", lambda f: edited(f, clip_qkv=8.0), "`clip_qkv` of config.json is 8.0", "lmlab's"),
+    "heads that do not fill the width": (
+        "olmoe",
+        lambda f: edited(f, head_dim=24),
+        "`head_dim` of config.json is 24",
+        "lmlab's parts",
+    ),
+    "layers without experts here and there": (
+        "qwen3_moe",
+        lambda f: edited(f, mlp_only_layers=[1]),
+        "`mlp_only_layers` of config.json is [1]",
+        "lmlab's parts",
+    ),
+    "another score of experts": (
+        "deepseek with experts",
+        lambda f: edited(f, scoring_func="softmax"),
+        '`scoring_func` of config.json is "softmax"',
+        "lmlab's parts",
+    ),
+    "another choice of experts": (
+        "deepseek with experts",
+        lambda f: edited(f, topk_method="greedy"),
+        '`topk_method` of config.json is "greedy"',
+        "lmlab's parts",
+    ),
+    "every other layer": (
+        "deepseek with experts",
+        lambda f: edited(f, moe_layer_freq=2),
+        "`moe_layer_freq` of config.json is 2",
+        "lmlab's parts",
+    ),
+    "no shared expert": (
+        "deepseek with experts",
+        lambda f: edited(f, n_shared_experts=0),
+        "`n_shared_experts` of config.json is 0",
+        "lmlab's parts",
+    ),
+    "groups that differ": (
+        "deepseek with experts",
+        lambda f: edited(f, n_group=3),
+        "`n_group` of config.json is 3",
+        "lmlab's parts",
+    ),
+    "more groups than there are": (
+        "deepseek with experts",
+        lambda f: edited(f, topk_group=5),
+        "`topk_group` of config.json is 5",
         "lmlab's parts",
     ),
     "another score": (
@@ -405,7 +487,28 @@ def test_what_is_typed_and_can_not_be_is_left_out(sound):
     assert caught.value.hint == "use 960 or 1024, or another length of a row (model.seq_len)"
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "deepseek"])
+def test_experts_as_transformers_has_them_in_memory_are_no_file_of_its(sound, tmp_path):
+    """It writes each by name, whatever it reads."""
+    folder = tmp_path / "olmoe"
+    shutil.copytree(sound["olmoe"], folder)
+    retensored(folder, stacked_experts)
+    with pytest.raises(Errors) as caught:
+        run_of(folder, tmp_path / "runs")
+    missing, odd = (error.message for error in caught.value.errors)
+    assert "lacks 18 tensors `model.layers.0.mlp.experts.0.down_proj.weight`, " in missing
+    assert "has 2 tensors `model.layers.0.mlp.experts.down_proj`, `model.layers.0.mlp.experts.gate_up_proj`" in odd
+
+
+def test_jitter_that_is_not_ours_is_told(sound, tmp_path):
+    folder = tmp_path / "mixtral"
+    shutil.copytree(sound["mixtral"], folder)
+    edited(folder, router_jitter_noise=0.1)
+    made = import_folder(str(folder), [f"paths.runs={tmp_path / 'runs'}"], ["lmlab", "import"])
+    assert any("router_jitter_noise 0.1 is left out" in note for note in made.notes)
+    assert made.loaded.experiment.moe.jitter == 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", *SOUND[3:4], *SOUND[5:]])
 def test_no_value_of_any_key_ends_in_a_traceback(kind, sound, tmp_path):
     """Each key with what does not belong there: understood, harmless, or told in our words, never with a remedy that
     import would refuse next."""
