@@ -26,6 +26,10 @@ from tests.composed import VOCAB, close, grads, rows, same_grads
 
 Table = Callable[[Arch], Sequence[Row]]  # as lmlab/interop has it
 D, H, L = 64, 4, 2
+MEMORY = {r"in_proj_(weight|bias)$": r"in_proj.\1", "embed_out": "lm_head", "block_sparse_moe": "mlp"}
+MEMORY |= {
+    rf"(experts\.\d+\.){file}\.": rf"\1{name}_proj." for file, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+}
 SIZES = {"model.n_layers": L, "model.d_model": D, "model.n_heads": H, "model.seq_len": 16}
 
 
@@ -83,8 +87,10 @@ def picked(ours: Transformer, table: Table, source: dict[str, Tensor]) -> dict[s
 
 
 def _whole(name: str) -> str:
-    """torch joins `in_proj_weight`, and transformers calls NeoX's head by another name than files do."""
-    return re.sub(r"in_proj_(weight|bias)$", r"in_proj.\1", name.replace("embed_out", "lm_head"))
+    """torch joins `in_proj_weight`; files call NeoX's head and Mixtral's experts by other names than transformers."""
+    for file, memory in MEMORY.items():
+        name = re.sub(file, memory, name)
+    return name
 
 
 def agree(
@@ -92,11 +98,12 @@ def agree(
 ) -> None:
     """Logits, loss and every gradient. `without`: theirs that are set to 0, having no counterpart."""
     weights = dict(theirs.named_parameters())
+    steered(ours, theirs)
     kept = {n for n in weights if without is None or not re.search(without, n)}
     with torch.no_grad():
         for p in (weights[n] for n in weights.keys() - kept):
             p.zero_()
-        for own, value in picked(ours, table, {n: weights[n] for n in kept}).items():
+        for own, value in picked(ours, table, as_in_files({n: weights[n] for n in kept})).items():
             ours.get_parameter(own).copy_(value)
     tokens, positions = rows(2, T)
     with Wide():
@@ -110,8 +117,31 @@ def agree(
     asked = dict(targets_BT=tokens.roll(-1, 1), weights_BT=(positions < T - 1).double())
     close(ours(tokens, positions, **asked).loss.detach(), nats.detach(), tol)
     ours_grads = grads(ours, tokens, positions, **asked)
-    theirs_grads = picked(ours, table, {n: weights[n].grad for n in kept})
+    theirs_grads = picked(ours, table, as_in_files({n: weights[n].grad for n in kept}))
     same_grads(without_rounding(ours_grads), without_rounding(theirs_grads), tol)
+
+
+@torch.no_grad()
+def steered(ours: Transformer, theirs: nn.Module) -> None:
+    """The biases that steer DeepSeek's choice, which are no parameters."""
+    for name, bias in ours.named_buffers():
+        if name.endswith("router.bias"):
+            bias.copy_(theirs.get_buffer(f"model.layers.{name.split('.')[1]}.mlp.gate.e_score_correction_bias"))
+
+
+def as_in_files(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts that lie in one tensor, (E, 2F, D) gate over up and (E, D, F), each by its own name."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        at, _, kind = name.partition(".experts.")
+        if kind == "gate_up_proj":
+            for which, part in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+                found |= {f"{at}.experts.{e}.{which}_proj.weight": w for e, w in enumerate(part)}
+        elif kind == "down_proj":
+            found |= {f"{at}.experts.{e}.down_proj.weight": w for e, w in enumerate(tensor)}
+        else:
+            found[name] = tensor
+    return found
 
 
 def without_rounding(found: dict[str, Tensor]) -> dict[str, Tensor]:

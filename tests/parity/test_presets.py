@@ -171,6 +171,35 @@ def test_qwen3():
     agree(composed("preset=qwen3", "attn.head_dim=24"), theirs, LLAMA)
 
 
+MOE = dict(experts_implementation="eager")
+
+
+def test_mixtral():
+    config = transformers.MixtralConfig(
+        **COMMON | MOE | {"intermediate_size": 224, "rms_norm_eps": 1e-5}, **rope(1e6), num_key_value_heads=1
+    )
+    agree(composed("preset=mixtral"), drawn(lambda: transformers.MixtralForCausalLM(config)), FAMILIES["mixtral"].table)
+
+
+def test_olmoe():
+    sizes = COMMON | MOE | {"intermediate_size": 32, "rms_norm_eps": 1e-5}
+    config = transformers.OlmoeConfig(**sizes, **rope(), num_experts=64, num_experts_per_tok=8)
+    agree(composed("preset=olmoe"), drawn(lambda: transformers.OlmoeForCausalLM(config)), FAMILIES["olmoe"].table)
+
+
+def test_deepseek():
+    """Its own choice of experts, with widths and a number of them that a test can hold."""
+    config = transformers.DeepseekV3Config(
+        **COMMON | MOE | dict(num_key_value_heads=H, n_routed_experts=32, first_k_dense_replace=1),
+        **dict(moe_intermediate_size=24, kv_lora_rank=24, q_lora_rank=28, qk_rope_head_dim=8, qk_nope_head_dim=12),
+        v_head_dim=20,
+        **rope(),
+    )
+    small = f"moe.n_experts=32 moe.d_expert=24 moe.first_dense_layers=1 ffn.d_ff={F} attn.kv_rank=24 attn.q_rank=28"
+    ours = composed("preset=deepseek", *small.split(), "attn.rope_dim=8", "attn.nope_dim=12", "attn.v_dim=20")
+    agree(ours, drawn(lambda: transformers.DeepseekV3ForCausalLM(config)), FAMILIES["deepseek_v3"].table)
+
+
 class Vaswani(nn.Module):
     """torch's own post-norm layers between √D-scaled embeddings with sinusoids and a tied head, logits over √D."""
 
@@ -197,6 +226,10 @@ def test_vanilla():
 
 
 PUBLISHED = {  # vocabulary and parameters of GPT-2, LLaMA 7B, Gemma 2B, BLOOM 560M, Pythia 160M, OLMo 2 7B, Qwen3 0.6B
+    # Mixtral 8x7B, OLMoE 1B-7B, DeepSeek-V3 without its biases of the choice and its layer of multi-token prediction
+    "mixtral": (32000, 46_702_792_704),
+    "olmoe": (50304, 6_919_161_856),
+    "deepseek": (129280, 671_026_404_352),
     "gpt2": (50257, 124_439_808),
     "llama": (32000, 6_738_415_616),
     "gemma": (256000, 2_506_172_416),

@@ -108,6 +108,57 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             slow_but_exact=False, transformers_version="4.20.0", use_cache=True, vocab_size=250880,
         ),
     ),
+    "mistralai/Mixtral-8x7B-v0.1": (
+        46_702_792_704,
+        COMMON | dict(
+            architectures=["MixtralForCausalLM"], bos_token_id=1, eos_token_id=2, hidden_act="silu", hidden_size=4096,
+            intermediate_size=14336, max_position_embeddings=32768, model_type="mixtral", num_attention_heads=32,
+            num_experts_per_tok=2, num_hidden_layers=32, num_key_value_heads=8, num_local_experts=8,
+            output_router_logits=False, rms_norm_eps=1e-05, rope_theta=1000000.0, router_aux_loss_coef=0.02,
+            sliding_window=None, tie_word_embeddings=False, torch_dtype="bfloat16", vocab_size=32000,
+        ),
+    ),
+    "Qwen/Qwen3-30B-A3B": (
+        30_532_122_624,
+        COMMON | dict(
+            architectures=["Qwen3MoeForCausalLM"], attention_bias=False, bos_token_id=151643, eos_token_id=151645,
+            decoder_sparse_step=1, head_dim=128, hidden_act="silu", hidden_size=2048, intermediate_size=6144,
+            max_position_embeddings=40960, max_window_layers=48, mlp_only_layers=[], model_type="qwen3_moe",
+            moe_intermediate_size=768, norm_topk_prob=True, num_attention_heads=32, num_experts=128,
+            num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, output_router_logits=False,
+            rms_norm_eps=1e-06, rope_scaling=None, rope_theta=1000000.0, router_aux_loss_coef=0.001,
+            sliding_window=None, tie_word_embeddings=False, torch_dtype="bfloat16", use_sliding_window=False,
+            vocab_size=151936,
+        ),
+    ),
+    "allenai/OLMoE-1B-7B-0924": (
+        6_919_161_856,
+        COMMON | dict(
+            architectures=["OlmoeForCausalLM"], attention_bias=False, clip_qkv=None, eos_token_id=50279,
+            hidden_act="silu", hidden_size=2048, intermediate_size=1024, max_position_embeddings=4096,
+            model_type="olmoe", norm_topk_prob=False, num_attention_heads=16, num_experts=64, num_experts_per_tok=8,
+            num_hidden_layers=16, num_key_value_heads=16, output_router_logits=False, pad_token_id=1,
+            rms_norm_eps=1e-05, rope_scaling=None, rope_theta=10000.0, router_aux_loss_coef=0.01,
+            tie_word_embeddings=False, torch_dtype="bfloat16", vocab_size=50304,
+        ),
+    ),
+    "deepseek-ai/DeepSeek-V3 without quantization_config": (
+        671_026_404_352,
+        COMMON | dict(
+            architectures=["DeepseekV3ForCausalLM"], attention_bias=False, bos_token_id=0, eos_token_id=1, ep_size=1,
+            first_k_dense_replace=3, hidden_act="silu", hidden_size=7168, intermediate_size=18432, kv_lora_rank=512,
+            max_position_embeddings=163840, model_type="deepseek_v3", moe_intermediate_size=2048, moe_layer_freq=1,
+            n_group=8, n_routed_experts=256, n_shared_experts=1, norm_topk_prob=True, num_attention_heads=128,
+            num_experts_per_tok=8, num_hidden_layers=61, num_key_value_heads=128, num_nextn_predict_layers=1,
+            q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_theta=10000,
+            rope_scaling=dict(
+                beta_fast=32, beta_slow=1, factor=40, mscale=1.0, mscale_all_dim=1.0,
+                original_max_position_embeddings=4096, type="yarn",
+            ),
+            routed_scaling_factor=2.5, scoring_func="sigmoid", tie_word_embeddings=False, topk_group=4,
+            topk_method="noaux_tc", torch_dtype="bfloat16", v_head_dim=128, vocab_size=129280,
+        ),
+    ),
     "microsoft/phi-2": (
         2_779_683_840,
         COMMON | dict(
