@@ -57,6 +57,8 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ffn.d_ff": {"ffn.mult": None, "ffn.multiple_of": None},
     "ffn.mult": {"ffn.d_ff": None, "ffn.multiple_of": 1},
     "ffn.multiple_of": {"ffn.d_ff": None},
+    "moe.every_n_layers": {"moe.first_dense_layers": 0},
+    "moe.first_dense_layers": {"moe.every_n_layers": 1},
     "moe.capacity_factor": {"moe.overflow": "drop", "moe.priority": "position"},
     "moe.overflow": {"moe.capacity_factor": 0.5},
     "moe.priority": {"moe.capacity_factor": 0.5},

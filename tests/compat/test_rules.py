@@ -349,3 +349,10 @@ def test_a_part_that_lacks_what_its_group_needs(group: str, message: str) -> Non
 def test_compat_is_torch_free() -> None:
     text = Path(rules.__file__).read_text()
     assert "import torch" not in text
+
+
+def test_query_heads_that_do_not_share_evenly_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        load(["attn=gqa", "attn.queries_per_kv=3"])
+    assert caught.value.message == "`attn.queries_per_kv` is 3, which does not divide `model.n_heads` 4"
+    assert caught.value.hint == "use one of 1, 2, 4"

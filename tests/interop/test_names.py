@@ -45,6 +45,29 @@ def test_a_table_that_misses_a_parameter_is_no_table():
         pairs([Row("wte", ("embed",))], {"embed.weight": 0, "norm.weight": 0}, 1)
 
 
+@pytest.mark.parametrize("n_experts", [1, 3])
+def test_a_stack_is_one_module_of_theirs_per_expert(n_experts):
+    table = [Row("h.{}.experts.{expert}.w1", ("blocks.{}.ffn.experts.ffn.gate",))]
+    shapes = {f"blocks.1.ffn.experts.ffn.gate.{kind}": torch.Size((n_experts, 5, 4)) for kind in ("weight", "bias")}
+    weight, bias = pairs(table, shapes, 2)
+    assert weight.theirs == tuple(f"h.1.experts.{e}.w1.weight" for e in range(n_experts))
+    assert bias.theirs == tuple(f"h.1.experts.{e}.w1.bias" for e in range(n_experts))
+    stack = torch.randn(n_experts, 5, 4)
+    theirs = weight.to_theirs([stack])
+    assert [tuple(t.shape) for t in theirs] == [(5, 4)] * n_experts
+    assert torch.equal(theirs[-1], stack[-1])
+    assert torch.equal(weight.to_ours(theirs)[0], stack)
+
+
+def test_a_kind_of_ours_may_have_another_name_there():
+    row = Row("gate", ("router",), names.SAME, (("weight", "weight"), ("e_score_correction_bias", "bias")))
+    found = pairs([row], {"router.weight": 0, "router.bias": 0}, 1)
+    assert [(p.theirs, p.ours) for p in found] == [
+        (("gate.weight",), ("router.weight",)),
+        (("gate.e_score_correction_bias",), ("router.bias",)),
+    ]
+
+
 ATTENTIONS = {
     "mha with biases": dict(attn=("mha", {"bias_qkv": True})),
     "gqa, norms of heads": dict(attn=("gqa", {"qk_norm": "head", "head_dim": 24})),
@@ -81,17 +104,31 @@ FITTING = {
     "llama": dict(attn="gqa"),
     "olmo2": dict(block="reordered", attn=("mha", {"qk_norm": "full"})),
     "deepseek_v3": dict(attn=("mla", {"q_rank": 24})),
+    "mixtral": dict(attn="gqa", moe=("topk", {"n_experts": 3})),
+    "qwen3_moe": dict(attn=("gqa", {"qk_norm": "head"}), moe=("topk", {"first_dense_layers": 1})),
+    "deepseek_v3 of experts": dict(attn="mla", moe=("topk", {"n_shared": 2, "d_expert": 24, "balance": "aux_free"})),
 }
 
 
 @pytest.mark.parametrize("family", FITTING)
 def test_a_plan_knows_their_shapes_without_memory(family):
     ffn = {"ffn": ("gelu_tanh", {"bias": True})} if family == "gpt2" else {}
-    found = plan(arch(**FITTING[family], **ffn), FAMILIES[family], 97).expected()
+    found = plan(arch(**FITTING[family], **ffn), FAMILIES[family.split()[0]], 97).expected()
     assert all("{}" not in name for name in found)
     if family == "gpt2":
         assert found["transformer.h.1.attn.c_attn.weight"] == (64, 192)
         assert found["transformer.h.1.attn.c_attn.bias"] == (192,)
         assert found["transformer.wpe.weight"] == (16, 64)
+    if family == "mixtral":
+        assert found["model.layers.1.block_sparse_moe.experts.2.w1.weight"] == (176, 64)
+        assert found["model.layers.1.block_sparse_moe.experts.2.w2.weight"] == (64, 176)
+        assert found["model.layers.1.block_sparse_moe.gate.weight"] == (3, 64)
+        assert not any("experts.3" in name or "mlp" in name for name in found)
+    if family == "qwen3_moe":
+        assert found["model.layers.0.mlp.gate_proj.weight"] == (176, 64)
+        assert found["model.layers.1.mlp.experts.7.gate_proj.weight"] == (176, 64)
+    if family == "deepseek_v3 of experts":
+        assert found["model.layers.0.mlp.shared_experts.up_proj.weight"] == (48, 64)
+        assert found["model.layers.0.mlp.gate.e_score_correction_bias"] == (8,)
     if family == "deepseek_v3":
         assert found["model.layers.0.self_attn.kv_b_proj.weight"] == (4 * (16 + 16), 16)

@@ -114,6 +114,22 @@ def test_qk_norm_has_one_weight_per_channel_for_q_and_for_k():
     assert attn.q_norm.weight is not attn.k_norm.weight
 
 
+@pytest.mark.parametrize("kind", ["head", "full"])
+def test_the_eps_of_qk_norm_is_its_own(kind):
+    """(mean(q²) + eps)^−½: with an eps far above the mean square q is divided by √eps, and nothing else changes."""
+    large, small = part(specs.GQA(qk_norm=kind, qk_norm_eps=1e8)), part(specs.GQA(qk_norm=kind))
+    assert (large.q_norm.eps, large.k_norm.eps) == (1e8, 1e8)
+    assert (small.q_norm.eps, small.k_norm.eps) == (1e-6, 1e-6)
+    q = torch.randn(3, large.q_norm.weight.numel()).double()
+    assert torch.allclose(large.q_norm(q), q / 1e4 * large.q_norm.weight, rtol=1e-6)
+
+
+def test_key_value_heads_by_how_many_queries_share_one():
+    assert [specs.GQA(queries_per_kv=4).kv_heads(H) for H in (4, 8, 32)] == [1, 2, 8]
+    assert [specs.GQA().kv_heads(H) for H in (1, 4, 32)] == [1, 2, 16]
+    assert specs.GQA(n_kv_heads=2).kv_heads(32) == 2
+
+
 def test_qk_norm_before_or_after_rope_is_the_same_with_unit_weights():
     x = torch.randn(1, 6, 4, 8).double()
     norm, angle = torch.nn.functional.rms_norm, torch.randn(1, 6, 1, 4).double()
