@@ -152,7 +152,8 @@ def kv_heads_once(e: Experiment) -> Wrong | None:
     if not isinstance(a, GQA) or a.n_kv_heads is None or a.queries_per_kv is None:
         return None
     message = f"`attn.n_kv_heads` is {a.n_kv_heads}, so that `attn.queries_per_kv` {a.queries_per_kv} would do nothing"
-    return message, "use attn.queries_per_kv=null, or attn.n_kv_heads=null"
+    fits = e.model.n_heads % a.queries_per_kv == 0
+    return message, "use attn.queries_per_kv=null" + (", or attn.n_kv_heads=null" if fits else "")
 
 
 def qk_norm_eps(e: Experiment) -> Wrong | None:
