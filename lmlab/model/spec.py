@@ -281,7 +281,7 @@ class HeadsSpec(AttnSpec):
         choices=("none", "head", "full"),
         probe="head",
     )
-    qk_norm_eps: float = setting(1e-6, "added to the mean square of q and of k by qk_norm", gt=0, probe=0.1, since=3)
+    qk_norm_eps: float = setting(1e-6, "added to the mean square of q and of k by qk_norm", gt=0, probe=0.1, since=4)
     bias_qkv: bool = setting(False, "biases of the q, k, v projections", probe=True)
     weights: str = setting(
         "softmax",
@@ -322,7 +322,7 @@ class GQA(HeadsSpec):
         None, "key/value heads; null = n_heads / queries_per_kv", ge=1, le=10_000, probe=1
     )
     queries_per_kv: Optional[int] = setting(
-        None, "query heads that share a key/value head, at every n_heads; null = 2", ge=1, le=10_000, probe=4, since=3
+        None, "query heads that share a key/value head, at every n_heads; null = 2", ge=1, le=10_000, probe=4, since=4
     )
 
     def kv_heads(self, n_heads: int) -> int:
