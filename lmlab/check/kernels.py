@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from lmlab.check.composed import Composed, Rows, gradients, without_dropout
 from lmlab.check.invariants import logits, long_rows
 from lmlab.check.rows import EXACT, Row, distance, gradient_distance, not_asked
 from lmlab.check.small import given
 from lmlab.compat import rules
+from lmlab.model.moe import Router
 from lmlab.model.transformer import Transformer
 
 FP32, FP32_GRADIENTS = 2e-5, 1e-4
@@ -59,13 +63,31 @@ def _same_weights(c: Composed, dtype: torch.dtype, *, plain: bool) -> Transforme
 
 def _in_bf16(c: Composed, asked: Rows) -> tuple[float, float]:
     """‖error‖ / ‖exact‖ of the outputs in bf16: of the fastest kernels and of the reference ones. In eval mode: what a
-    batch norm would add in train mode is not the kernels'."""
-    exact = logits(c.net, asked)
+    batch norm would add in train mode is not the kernels'. Routers are handed the logits of the exact model: which
+    expert is chosen may hang on a rounding."""
+    kept: dict[int, Tensor] = {}
+    with routers(c.net, kept.setdefault):
+        exact = logits(c.net, asked)
     off = []
     for plain in (False, True):
         net = _same_weights(c, torch.bfloat16, plain=plain).eval()
-        off.append(float((logits(net, asked).double() - exact).norm() / exact.norm().clamp_min(1e-30)))
+        with routers(net, lambda layer, own: kept[layer].to(own.dtype)):
+            off.append(float((logits(net, asked).double() - exact).norm() / exact.norm().clamp_min(1e-30)))
     return off[0], off[1]
+
+
+@contextmanager
+def routers(net: Transformer, put: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, the logits of the nth router are `put(n, its own)`."""
+    found = [module for module in net.modules() if isinstance(module, Router)]
+    hooks = [
+        module.register_forward_hook(lambda module, given, own, n=n: put(n, own)) for n, module in enumerate(found)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def backends(c: Composed) -> Row:

@@ -328,6 +328,15 @@ def test_residual_and_deepnorm_init_reach_every_expert(block):
     assert ffn.router.weight.std().item() == pytest.approx(0.02, rel=0.2)
 
 
+def test_a_router_computes_in_fp32_what_it_is_given_in_bf16():
+    router = net("moe=topk", dtype=torch.bfloat16).blocks[0].ffn.router
+    x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    out = router(x)
+    assert out.dtype == torch.float32
+    exact = x.double() @ router.weight.double().T
+    assert (out - exact).abs().max() < 1e-5  # bf16 would be off by 1e-2
+
+
 def test_jitter_moves_the_router_in_training_only():
     model, ids = net("moe=topk", "moe.jitter=0.5"), tokens()
     model.eval()
