@@ -22,6 +22,7 @@ from lmlab.runs.rundir import RunDir
 from lmlab.train import device
 from lmlab.train.step import Stepper
 from tests.cli.conftest import run_here, start_child
+from tests.train.conftest import small_words
 
 NOISY = ["model.dropout=0.1", "attn.dropout=0.1", "train.micro_batch=3", "train.log_every_steps=1"]
 
@@ -53,10 +54,11 @@ def same_optimizer(a: Any, b: Any) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[n][k], right[n][k]) for n in left for k in left[n])
 
 
-@pytest.fixture
-def whole(small: list[str], tmp_path: Path) -> Any:
-    """Twenty steps in one go, with dropout, accumulation and evaluation."""
-    return run_here(with_runs(small, tmp_path / "whole", *NOISY, "train.eval_every_steps=5"))
+@pytest.fixture(scope="module")
+def whole(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Twenty steps in one go, with dropout, accumulation and evaluation. To be looked at only."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_here(with_runs(small_words(corpus, folder), folder, *NOISY, "train.eval_every_steps=5"))
 
 
 def test_twenty_steps_are_ten_and_resume_and_ten_bit_for_bit(small: list[str], tmp_path: Path, whole: Any) -> None:

@@ -31,17 +31,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+def small_words(corpus: str, runs: Path) -> list[str]:
+    """Overrides of a small experiment whose runs lie in that folder."""
+    data = ["data=text", f"data.files=['{corpus}']", "data.val_frac=0.2", "data.test_frac=0.2"]
+    return [*SMALL, *data, f"paths.runs={runs}"]
+
+
 @pytest.fixture
 def small(corpus: str, tmp_path: Path) -> list[str]:
     """Overrides of a small experiment whose runs lie in tmp_path/runs."""
-    return [
-        *SMALL,
-        "data=text",
-        f"data.files=['{corpus}']",
-        "data.val_frac=0.2",
-        "data.test_frac=0.2",
-        f"paths.runs={tmp_path}/runs",
-    ]
+    return small_words(corpus, tmp_path / "runs")
 
 
 @pytest.fixture
