@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from lmlab.check import oracle_moe
+from lmlab.check.oracle_moe import mixture, routes
 from lmlab.check.oracle_parts import (
     RMS_EPS,
     NoOracle,
@@ -93,8 +93,8 @@ def block(config: Config, w: Mapping[str, Tensor], layer: int, x: Tensor, row: R
         return attention(config, w, layer, y, row)
 
     def ffn(y: Tensor) -> Tensor:
-        if oracle_moe.routes(config, layer):
-            return oracle_moe.mixture(config, w, f"{at}.ffn", y, row.valid)
+        if routes(config, layer):
+            return mixture(config, w, f"{at}.ffn", y, row.valid)
         return feed_forward(config["ffn"], w, f"{at}.ffn", y)
 
     if name == "prenorm":

@@ -26,15 +26,22 @@ from tests.check.conftest import composed, row_of
 OPTIONS = [(group, label) for group in GROUPS for label in sorted(entries(group))]
 
 
+# What an option declares of itself, and shows.
+PACKED = ["packed = alone", "packed = alone in training"]
+KNOWN = {
+    "batchnorm": ["causality in training", "packed = alone in training"],
+    "switch": [*PACKED, "cached = full"],
+    "expert_choice": ["causality", "causality in training", *PACKED, "cached = full"],
+}
+
+
 @pytest.mark.parametrize(("group", "label"), OPTIONS, ids=[f"{g}={label}" for g, label in OPTIONS])
 def test_every_option_passes_the_quick_rows(group: str, label: str) -> None:
     part: dict[str, Any] = {group: entries(group)[label].make()}
     rows = asked(dataclasses.replace(composed(), **part), QUICK)
     assert [row.name for row in rows] == list(QUICK)
     assert [row.name for row in rows if row.state not in ("pass", "known")] == ["dropout"]  # nobody asked for any
-    assert [row.name for row in rows if row.state == "known"] == (
-        ["causality in training", "packed = alone in training"] if label == "batchnorm" else []
-    )
+    assert [row.name for row in rows if row.state == "known"] == KNOWN.get(label, [])
 
 
 @pytest.mark.parametrize("preset", sorted(entries("preset")))
@@ -267,7 +274,9 @@ def test_no_layer_is_counted_one_by_one() -> None:
 @pytest.mark.parametrize("preset", sorted(entries("preset")))
 def test_every_preset_shrunk_to_one_layer_passes_every_row(preset: str) -> None:
     words = [f"preset={preset}", "model.n_layers=1", "model.d_model=64"]
-    if preset in ("gpt2", "nanogpt", "neox", "olmo2"):  # whose heads are too many for 64 channels
+    if preset == "deepseek":
+        words += ["moe.first_dense_layers=0", "ffn.d_ff=null"]
+    if preset in ("gpt2", "nanogpt", "neox", "olmo2", "mixtral"):  # whose heads are too many for 64 channels
         words.append("model.n_heads=4")
     experiment = composed(" ".join(words))
     assert [row for row in asked(experiment) if row.state == "fail"] == []
