@@ -93,7 +93,7 @@ def test_names_and_fields_of_a_plugin_are_read_and_never_run(tmp_path: Path) -> 
         "@option('attn', 'mine', build='mine:M')\nclass S(AttnSpec):\n    depth: int = setting(1, 'x')\n"
     )
     line = "lmlab train plugins=[mine.py] attn"
-    assert complete(f"{line}=mi", cwd=tmp_path) == ["attn=mine"]
+    assert complete(f"{line}=min", cwd=tmp_path) == ["attn=mine"]
     assert complete(f"{line}=mine attn.de", cwd=tmp_path) == ["attn.depth="]
     assert complete(f"{line}=mine attn.win", cwd=tmp_path) == ["attn.window="]
     assert complete("lmlab train plugins=", cwd=tmp_path) == ["plugins=[mine.py]"]

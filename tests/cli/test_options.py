@@ -53,8 +53,8 @@ def test_a_field_with_other_defaults_in_other_options_has_a_row_for_each(capsys:
 
 def test_what_only_one_option_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "attn")
-    assert "null = n_heads / 2 (gqa, qwen3 only)" in text
-    assert "null = d_model / n_heads (not mla)" in text
+    assert "null = n_heads / queries_per_kv (gqa, mixtral, qwen3 only)" in text
+    assert "null = d_model / n_heads (not mla, deepseek)" in text
     assert "only)" not in next(ln for ln in text.splitlines() if "attn.window=" in ln)
 
 
@@ -93,7 +93,7 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         "key": "attn.n_kv_heads",
         "default": None,
         "takes": "a whole number ≥ 1 and ≤ 10000 or null",
-        "help": "key/value heads; null = n_heads / 2",
+        "help": "key/value heads; null = n_heads / queries_per_kv",
         "choices": [],
-        "only": ["gqa", "qwen3"],
+        "only": ["gqa", "mixtral", "qwen3"],
     }
