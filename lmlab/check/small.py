@@ -54,7 +54,7 @@ def _experts(arch: Arch, by_width: float) -> MoESpec:
         top_k=min(getattr(moe, "top_k", 1), most),
         n_expert_groups=groups,
         n_limited_groups=limited,
-        d_expert=None if width is None else max(1, round(width * by_width)),
+        d_expert=None if width is None else max(1, min(round(width * by_width), 8 * arch.model.d_model)),
     )
 
 

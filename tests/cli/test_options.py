@@ -54,7 +54,7 @@ def test_a_field_with_other_defaults_in_other_options_has_a_row_for_each(capsys:
 def test_what_only_one_option_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "attn")
     assert "null = n_heads / queries_per_kv (gqa, mixtral, qwen3 only)" in text
-    assert "null = d_model / n_heads (not mla, deepseek)" in text
+    assert "null = d_model / n_heads (not deepseek, mla)" in text
     assert "only)" not in next(ln for ln in text.splitlines() if "attn.window=" in ln)
 
 
