@@ -25,10 +25,10 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 	@echo "       .venv/bin/lmlab sweep norm=rmsnorm,layernorm attn=mha,gqa --dry-run"
 	@echo "       .venv/bin/lmlab train norm=rmsnorm pos=rope attn=gqa"
 
-test: setup ## the whole suite (about 7 minutes on 2 cores)
+test: setup ## the whole suite (about 8 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 --dist worksteal --ignore=tests/parity tests
 
-test-slow: setup ## sweeps under every launcher of Hydra, killed runs, tasks of lm_eval (about 6 minutes)
+test-slow: setup ## sweeps under every launcher of Hydra, killed runs, presets on every row, tasks of lm_eval (about 7 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
 test-parity: setup ## against transformers on tiny random models, import and export (under 2 minutes)

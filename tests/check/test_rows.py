@@ -271,6 +271,7 @@ def test_no_layer_is_counted_one_by_one() -> None:
     assert shapes(composed("model.n_layers=5000")) != shapes(composed("model.n_layers=12"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(entries("preset")))
 def test_every_preset_shrunk_to_one_layer_passes_every_row(preset: str) -> None:
     words = [f"preset={preset}", "model.n_layers=1", "model.d_model=64"]
