@@ -277,7 +277,7 @@ def test_every_preset_shrunk_to_one_layer_passes_every_row(preset: str) -> None:
     words = [f"preset={preset}", "model.n_layers=1", "model.d_model=64"]
     if preset == "deepseek":
         words += ["moe.first_dense_layers=0", "ffn.d_ff=null"]
-    if preset in ("gpt2", "nanogpt", "neox", "olmo2", "mixtral", "deepseek"):  # whose heads are too many for 64 channels
+    if preset in ("gpt2", "nanogpt", "neox", "olmo2", "mixtral", "deepseek"):  # too many heads for 64 channels
         words.append("model.n_heads=4")
     experiment = composed(" ".join(words))
     assert [row for row in asked(experiment) if row.state == "fail"] == []
