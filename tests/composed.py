@@ -61,7 +61,7 @@ def close(a: Tensor, b: Tensor, tol: float = 1e-10) -> None:
 def grads(net: Transformer, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """The gradient of the loss by parameter name."""
     net.zero_grad(set_to_none=True)
-    net(*args, **kwargs).objective.backward()
+    net(*args, **kwargs).loss.backward()
     return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
 
 

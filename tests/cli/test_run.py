@@ -113,6 +113,7 @@ def test_killed_twenty_times_at_random_moments_ends_the_same(small: list[str], t
     assert training_rows(done.path) == training_rows(whole.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_around_the_rename_of_each_checkpoint(small: list[str], tmp_path: Path, whole: Any, moment: str) -> None:
     overrides = with_runs(small, tmp_path / "renames", *NOISY, "train.checkpoint_every_steps=5")
@@ -372,6 +373,7 @@ def test_damaged_last_checkpoint_falls_back_to_the_one_before(small: list[str], 
     assert training_rows(done.path) == training_rows(whole.path)
 
 
+@pytest.mark.slow
 def test_minutes_become_a_step_count_that_is_recorded_and_kept(small: list[str]) -> None:
     overrides = [o for o in small if not o.startswith("train.max_steps")] + ["train.max_minutes=0.08"]
     first = run_here(overrides, stop_at=1)

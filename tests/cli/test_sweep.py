@@ -152,6 +152,7 @@ class Fails(RMSNorm):
 '''
 
 
+@pytest.mark.slow
 def test_one_failing_and_one_diverging_run_neither_stop_nor_hide_the_others(sweep: Any, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(FAILING)
     words = ["plugins=[fails.py]", "norm=fails,rmsnorm", "optim.lr=1e-3,1e30", "optim.clip=null", "--workers", "2"]
@@ -202,6 +203,7 @@ def test_killed_sweep_and_worker_then_two_sweeps_at_once_train_each_run_once(sma
     assert all(s["from_step"] > 0 for run in resumed for s in run.manifest()["sessions"][1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )

@@ -147,6 +147,7 @@ def _batches(run: RunDir) -> Any:
 # ---------------------------------------------------------------- it stands alone
 
 
+@pytest.mark.slow
 def test_resume_verify_and_eval_when_the_source_is_gone(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     changed = ["attn=gqa", "model.seq_len=32", "model.dropout=0.1", "seed=2"]
     whole = started(first, *changed)
@@ -292,6 +293,7 @@ def test_parts_of_ones_own_come_from_the_sources_copies(words: list[str], in_tmp
     assert lmlab.load(run.path)[0].dims.d_model == 32
 
 
+@pytest.mark.slow
 def test_parts_of_ones_own_are_known_in_a_fresh_process(words: list[str], in_tmp: Path) -> None:
     from lmlab.cli.new import filled
 
@@ -379,6 +381,7 @@ def test_two_lines_each(first: RunDir, capsys: pytest.CaptureFixture[str]) -> No
     assert "init.run=first is for lmlab's own launcher" in err
 
 
+@pytest.mark.slow
 def test_force_needs_the_source(first: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["train", "--from", "first", "wandb.mode=disabled", "--json"]
     path = json.loads(called(line, capsys)[1])["run"]
@@ -392,6 +395,7 @@ def test_force_needs_the_source(first: RunDir, capsys: pytest.CaptureFixture[str
     assert Path(f"{path}.old-1").is_dir()
 
 
+@pytest.mark.slow
 def test_a_stale_run_is_not_moved_without_its_source(
     first: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
