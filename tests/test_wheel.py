@@ -32,6 +32,7 @@ def lmlab(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_plugin_attention_trains_and_resumes_from_a_wheel(site: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

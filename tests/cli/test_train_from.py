@@ -105,6 +105,7 @@ def test_the_same_line_is_the_same_run(first: RunDir, monkeypatch: pytest.Monkey
     assert again.path == once.path
 
 
+@pytest.mark.slow
 def test_two_sources_are_two_runs(first: RunDir, other: RunDir) -> None:
     a, b = (composed([f"init.run={run.name}", "seed=1"]).experiment for run in (first, other))
     assert a.init.source != b.init.source
@@ -187,6 +188,7 @@ def test_verify_sees_other_starting_weights(first: RunDir, capsys: pytest.Captur
     assert "has lost its checkpoint of step 0" in err
 
 
+@pytest.mark.slow
 def test_killed_before_its_first_step_it_begins_again(first: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     from lmlab.cli import plan as planning
 
