@@ -7,7 +7,7 @@ from html import escape
 
 from lmlab.report.curve_svg import draw
 from lmlab.report.model import Load, Report, Routing
-from lmlab.report.page_why import frame
+from lmlab.report.page_why import frame, remarks
 from lmlab.report.palette import Stroke
 from lmlab.report.routing import OVER_TIME, name_over_time
 
@@ -20,9 +20,7 @@ def section(report: Report, looks: Sequence[Stroke], table: str) -> str:
     found = report.routing
     if found is None:
         return ""
-    said = "".join(f"<li>{escape(line)}" for line in found.findings)
-    noted = "".join(f"<li class=faint>{escape(line)}" for line in found.notes)
-    listed = f"<ul>{said}{noted}</ul>" if said or noted else ""
+    listed = remarks(found.findings, found.notes)
     folded = f"<details class=fold><summary>Each layer, at the last evaluation of val</summary>{table}</details>"
     return (
         "<section class=routing aria-labelledby=routing><h2 id=routing>Routing: where tokens went</h2>"

@@ -17,14 +17,19 @@ def section(report: Report, looks: Sequence[Stroke], table: str) -> str:
     why = report.why
     if why is None:
         return ""
-    said = "".join(f"<li>{escape(line)}" for line in why.findings)
-    noted = "".join(f"<li class=faint>{escape(line)}" for line in why.notes)
-    listed = f"<ul>{said}{noted}</ul>" if said or noted else ""
+    listed = remarks(why.findings, why.notes)
     folded = f"<details class=fold><summary>All figures, at the last step probed</summary>{table}</details>"
     return (
         "<section class=why aria-labelledby=why><h2 id=why>Why: inside the models</h2>"
         f"{listed}{_drawings(why, looks)}{folded}</section>"
     )
+
+
+def remarks(findings: Sequence[str], notes: Sequence[str]) -> str:
+    """What stands out, then what should be known of it, as one list; "" of none."""
+    said = "".join(f"<li>{escape(line)}" for line in findings)
+    noted = "".join(f"<li class=faint>{escape(line)}" for line in notes)
+    return f"<ul>{said}{noted}</ul>" if said or noted else ""
 
 
 def _drawings(why: Why, looks: Sequence[Stroke]) -> str:
