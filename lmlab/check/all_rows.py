@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -74,14 +74,20 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None) -> list[Row]:
-    """The rows, in order. A model that can't be built fails in the first one."""
+def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None, implied: Sequence[str] = ()) -> list[Row]:
+    """The rows, in order, but none of those that are implied where the oracle's passes. A model that can't be built
+    fails in the first one."""
     c = Composed(experiment)
     built = attempted("the model", lambda: Row("the model", "pass", f"{len(c.declared)} known failures declared"))
     if built.state == "fail":
         return [built]
+    rows: list[Row] = []
+    met = False
     with torch.random.fork_rng(devices=[]):
-        rows = [attempted(name, functools.partial(ask, c)) for name, ask in (wanted or ROWS).items()]
+        for name, ask in (wanted or ROWS).items():
+            if not (met and name in implied):
+                rows.append(attempted(name, functools.partial(ask, c)))
+                met |= name == "oracle" and rows[-1].state == "pass"
     return [known(row, c.declared) for row in rows]
 
 

@@ -62,9 +62,10 @@ def values(field: Field) -> tuple[Any, ...]:
     return field.choices if field.types == (str,) and not field.is_list else ()
 
 
-def with_options(choice: Choice, base: Experiment, parts: Parts) -> Iterator[tuple[str, Experiment]]:
-    """(name, experiment): the choice in every option that has the field, and beside every option of another group that
-    the base has not (a label of "" is a group without options). What the part has anyway is left out."""
+def with_options(choice: Choice, base: Experiment, parts: Parts) -> Iterator[tuple[str, str, Experiment]]:
+    """(name, group of the option, experiment): the choice in every option that has the field, and beside every option
+    of another group that the base has not (a label of "" is a group without options). What the part has anyway is left
+    out."""
     for label in choice.holders:
         yield from _differing(choice, label, choice.group, base, parts)
     first = next(
@@ -80,9 +81,9 @@ def with_options(choice: Choice, base: Experiment, parts: Parts) -> Iterator[tup
 
 def _differing(
     choice: Choice, label: str, group: str, base: Experiment, parts: Parts
-) -> Iterator[tuple[str, Experiment]]:
+) -> Iterator[tuple[str, str, Experiment]]:
     """The base with the option and the choice, unless the option's default is the choice."""
     part: dict[str, Any] = {group: parts[group][label]}
     plain = dataclasses.replace(base, **part)
     if getattr(getattr(plain, choice.group), choice.name) != choice.value:
-        yield f"{group}={label} {choice}" if label else f"{choice}", choice.put(plain)
+        yield f"{group}={label} {choice}" if label else f"{choice}", group, choice.put(plain)

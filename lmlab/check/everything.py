@@ -3,7 +3,8 @@ option, each with its rows, over processes.
 
 Each option is composed once; the rest is put together from parts. What a row of lmlab/compat/rules.py refuses is
 counted with that row. Alone an option gets every row and its dead flags, in a pair the rows that are quick, beside a
-choice of a field those that stand before a training.
+choice of a field those that stand before a training. Of these two, rows about attention by itself are asked only where
+both sides are attention's, and a few that the formulas answer too only where these are not met to the last digits.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ from lmlab.config.tree import Experiment
 
 GROUPS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe")
 CHUNK = 8
+ATTENTION = ("pos", "rope_scaling", "attn")  # the groups that make attention
+OF_ATTENTION = ("causality by layer", "causality in training by layer", "backends agree")
 SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
+PAIR = tuple(name for name in ROWS if name not in SLOW)
 BRIEF = tuple(QUICK)  # of a choice beside an option
+IMPLIED = ("causality", "causality by layer", "packed = alone")  # by formulas that are met, in evaluation
 
 
 class Outcome(NamedTuple):
@@ -51,7 +56,7 @@ class Task(NamedTuple):
     experiment: Experiment
     config_dir: Optional[str]
     planned: Planned
-    rows: tuple[str, ...] = tuple(ROWS)
+    rows: tuple[str, ...]
 
 
 def run(
@@ -78,7 +83,7 @@ def compositions(base: Experiment, words: Sequence[str], config_dir: Optional[st
     user = user_conf(config_dir)
     parts = {g: {label: entry.make() for label, entry in sorted(entries(g, user).items())} for g in GROUPS}
     others = {g: [(label, part) for label, part in parts[g].items() if label != defaults()[g]] for g in GROUPS}
-    every, quick = tuple(ROWS), tuple(name for name in ROWS if name not in SLOW)
+    every = tuple(ROWS)
     chosen: dict[str, Any]
     yield "the base", tuple(words), base, every
     for group in GROUPS:
@@ -88,11 +93,16 @@ def compositions(base: Experiment, words: Sequence[str], config_dir: Optional[st
     for one, two in itertools.combinations(GROUPS, 2):
         for (a, part_a), (b, part_b) in itertools.product(others[one], others[two]):
             chosen = {one: part_a, two: part_b}
-            yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen), quick
+            yield f"{one}={a} {two}={b}", None, dataclasses.replace(base, **chosen), between(PAIR, one, two)
     with_sizes: Parts = {**parts, "model": {"": base.model}}
     for choice in choices(with_sizes):
-        for what, experiment in with_options(choice, base, with_sizes):
-            yield what, None, experiment, BRIEF
+        for what, group, experiment in with_options(choice, base, with_sizes):
+            yield what, None, experiment, between(BRIEF, choice.group, group)
+
+
+def between(rows: tuple[str, ...], one: str, two: str) -> tuple[str, ...]:
+    """Those of the rows that may come out otherwise for two groups together than for each alone."""
+    return rows if {one, two} <= {*ATTENTION} else tuple(name for name in rows if name not in OF_ATTENTION)
 
 
 def refusal(experiment: Experiment) -> str:
@@ -120,7 +130,8 @@ def _over_processes(tasks: list[Task], workers: int) -> Iterator[Outcome]:
 def answer(task: Task) -> Outcome:
     """The rows of one composition, in a worker."""
     torch.set_num_threads(1)
-    rows = asked(task.experiment, {name: ROWS[name] for name in task.rows})
+    alone = task.words is not None
+    rows = asked(task.experiment, {name: ROWS[name] for name in task.rows}, () if alone else IMPLIED)
     if task.words is not None:
         words, config_dir = task.words, task.config_dir
         rows.append(attempted("dead flags", lambda: dead_flags(words, task.experiment, task.planned, config_dir)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lmlab.check.composed import Composed, Rows, without_dropout
 from lmlab.check.invariants import long_rows
-from lmlab.check.rows import EXACT, Row, not_asked
+from lmlab.check.rows import EXACT, Row, distance, not_asked
 from lmlab.check.small import given
 from lmlab.model.mask import CAUSAL, Mask, documents
 from lmlab.model.transformer import Transformer
@@ -40,10 +40,9 @@ def _reach(name: str, c: Composed, *, training: bool) -> Row:
     net = copy.deepcopy(c.soft).train(training)
     worst = 0.0
     for asked, places in _asked(c):
-        size = (*asked.tokens_BT.shape, c.arch.model.d_model)
-        x_BTD = torch.randn(size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        for layer, (attn, view) in enumerate(_attentions(net, asked)):
-            moved_TT = _moved(attn, view, x_BTD, places)
+        x_BTD = _inputs(asked, places, c.arch.model.d_model)
+        for layer, out_BTD in enumerate(_outputs(net, asked, x_BTD)):
+            moved_TT = _moved(out_BTD)
             window = c.arch.attn.layer_window(layer)
             seen_TT = _seen(asked, places, window)
             off = torch.where(seen_TT, 0.0, moved_TT)
@@ -77,20 +76,43 @@ def _attentions(net: Transformer, asked: Rows) -> Iterator[tuple[nn.Module, Any]
         yield block.attn, view
 
 
-def _moved(attn: nn.Module, view: Any, x_BTD: Tensor, places: Sequence[int]) -> Tensor:
-    """(places, T): by how much each output moves when the input of a place is negated, over max(1, largest)."""
-    before, found = _seeded(attn, x_BTD, view), []
-    for at in places:
-        edited = x_BTD.clone()
-        edited[:, at] *= -1
-        found.append((_seeded(attn, edited, view) - before).abs().amax((0, 2)))
-    return torch.stack(found) / before.abs().max().clamp_min(1)
+def _inputs(asked: Rows, places: Sequence[int], D: int) -> Tensor:
+    """(2 + places, T, D): a row of random inputs twice, and the row with the input of each place negated."""
+    row = torch.randn(asked.tokens_BT.shape[1], D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x_BTD = row.repeat(2 + len(places), 1, 1)
+    for n, at in enumerate(places, start=2):
+        x_BTD[n, at] *= -1
+    return x_BTD
+
+
+def _outputs(net: Transformer, asked: Rows, x_BTD: Tensor) -> Iterator[Tensor]:
+    """(B, T, D): what each layer's attention makes of x. One row at a time, each from the same seed, where it draws
+    for every row anew: then the first two, which are the same, differ."""
+    for (attn, view), (_, alone) in zip(
+        _attentions(net, _repeated(asked, len(x_BTD))), _attentions(net, asked), strict=True
+    ):
+        out_BTD = attn(x_BTD, view, None)
+        if distance(out_BTD[0], out_BTD[1]) > EXACT:
+            out_BTD = torch.cat([_seeded(attn, row_TD[None], alone) for row_TD in x_BTD])
+        yield out_BTD
+
+
+def _repeated(asked: Rows, B: int) -> Rows:
+    ids = asked.documents_BT
+    return Rows(
+        asked.tokens_BT.expand(B, -1), asked.positions_BT.expand(B, -1), None if ids is None else ids.expand(B, -1)
+    )
 
 
 def _seeded(attn: nn.Module, x_BTD: Tensor, view: Any) -> Tensor:
     torch.manual_seed(0)
     out: Tensor = attn(x_BTD, view, None)
     return out
+
+
+def _moved(out_BTD: Tensor) -> Tensor:
+    """(places, T): by how much each output of the first row differs in those edited, over max(1, largest)."""
+    return (out_BTD[2:] - out_BTD[0]).abs().amax(2) / out_BTD[0].abs().max().clamp_min(1)
 
 
 def _seen(asked: Rows, places: Sequence[int], window: Optional[int]) -> Tensor:

@@ -28,7 +28,8 @@ def check(
         Optional[list[str]], typer.Argument(metavar="KEY=VALUE", help="what to change from the default")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="every option, and every pair of options of two groups (minutes)")
+        bool,
+        typer.Option("--all", help="every option, every pair of two groups, every choice beside an option (minutes)"),
     ] = False,
     config_dir: Annotated[Optional[str], typer.Option(metavar="DIR", help="a conf/ folder of your own")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the rows as JSON on stdout")] = False,

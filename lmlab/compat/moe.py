@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from lmlab.compat.pos import Wrong
-from lmlab.model.spec import RoutedSpec, TokenChoiceSpec, TopK
+from lmlab.model.spec import FfnSpec, RoutedSpec, TokenChoiceSpec, TopK
 
 if TYPE_CHECKING:
     from lmlab.config.tree import Experiment
@@ -73,6 +73,21 @@ def expert_groups(e: Experiment) -> Wrong | None:
         message = f"`moe.top_k` is {m.top_k}, and {few} groups of {E // groups} experts are what a token may use"
         return message, f"use moe.n_limited_groups={-(-m.top_k * groups // E)} or more, or a smaller moe.top_k"
     return None
+
+
+def unused_width(e: Experiment) -> Wrong | None:
+    """The ffn's own width where every layer has experts of another."""
+    m, f = e.moe, e.ffn
+    if not isinstance(m, RoutedSpec) or m.d_expert is None or not isinstance(f, FfnSpec):
+        return None
+    if not all(m.routes(layer) for layer in range(e.model.n_layers)):
+        return None
+    named = [name for name in ("d_ff", "mult", "multiple_of") if getattr(f, name) is not None]
+    if not named:
+        return None
+    told = " and ".join(f"`ffn.{name}` {getattr(f, name):g}" for name in named)
+    message = f"{told} would do nothing: every layer has experts, and `moe.d_expert` {m.d_expert} is their width"
+    return message, f"use {' '.join(f'ffn.{name}=null' for name in named)}, or moe.d_expert=null"
 
 
 def dead_settings(e: Experiment) -> Wrong | None:

@@ -306,6 +306,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "dead-routing", "a factor or an order needs what it acts on", moe.dead_settings, "moe=topk moe.overflow=reroute"
     ),
+    Rule(
+        "unused-width",
+        "a width needs a layer that has it",
+        moe.unused_width,
+        "moe=topk moe.d_expert=64 ffn.d_ff=512",
+    ),
     Rule("group-of-batch", "a batch that is split is no group", moe.group_of_batch, "moe=topk moe.group=batch"),
     Rule("head-bias", "a tied head has no bias", parts.head_bias, "model.head_bias=true"),
     Rule("text-files", "data=text needs files", _text_files, "data=text"),

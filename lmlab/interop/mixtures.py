@@ -114,7 +114,13 @@ def qwen3_moe_words(keys: Keys) -> Words:
     where = placed(routed)
     if where is None:
         raise refused("mlp_only_layers", without, "only layers that leave every n-th one from some layer on")
-    return found | choice | {"moe.every_n_layers": where[0], "moe.first_dense_layers": where[1]}
+    found |= choice | {"moe.every_n_layers": where[0], "moe.first_dense_layers": where[1]}
+    return _without_dense_width(found) if all(routed) else found
+
+
+def _without_dense_width(words: Words) -> Words:
+    """intermediate_size is the width of the dense layers: where there are none it says nothing."""
+    return {key: value for key, value in words.items() if key != "ffn.d_ff"}
 
 
 def qwen3_moe_config(arch: Arch, vocab: int, longest: int) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def deepseek_words(keys: Keys) -> Words:
     pairing = "interleaved" if keys["rope_interleave"] else "half"
     inner = {"kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "nope_dim": "qk_nope_head_dim"}
     inner |= {"v_dim": "v_head_dim"} | ({} if keys["q_lora_rank"] is None else {"q_rank": "q_lora_rank"})
-    return {
+    found = {
         "norm": "rmsnorm",
         "norm.eps": keys["rms_norm_eps"],
         "block": "prenorm",
@@ -162,6 +168,7 @@ def deepseek_words(keys: Keys) -> Words:
         **sizes(keys),
         **_deepseek_experts(keys),
     }
+    return _without_dense_width(found) if found.get("moe.first_dense_layers") == 0 else found
 
 
 def _deepseek_experts(keys: Keys) -> Words:

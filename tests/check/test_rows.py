@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmlab.check import everything, gate
-from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, asked
+from lmlab.check import everything, gate, kernels
+from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, Ask, asked
 from lmlab.check.composed import Composed
-from lmlab.check.everything import BRIEF, GROUPS, Task, answer, compositions, refusal
+from lmlab.check.everything import BRIEF, GROUPS, IMPLIED, OF_ATTENTION, PAIR, Task, answer, compositions, refusal
 from lmlab.check.flags import dead_flags
 from lmlab.check.rows import Row, distance, gradient_distance, judged, known
 from lmlab.check.small import T, small
@@ -185,7 +185,15 @@ def test_all_is_every_option_and_every_pair() -> None:
     by_name = {what: experiment for what, _, experiment, _ in found}
     assert refusal(by_name["pos=alibi rope_scaling=yarn"]) != ""
     assert refusal(by_name["norm=dyt attn=mla"]) == ""
-    outcome = answer(Task("x", None, by_name["norm=batchnorm attn=mla"], None, planned))
+    rows_of = {what: rows for what, _, _, rows in found}
+    assert (
+        rows_of["pos=t5 attn=mla"]
+        == PAIR
+        == tuple(n for n in ROWS if n not in ("loss at step 0", "parameters and FLOPs"))
+    )
+    assert rows_of["norm=batchnorm attn=mla"] == tuple(name for name in PAIR if name not in OF_ATTENTION)
+    assert rows_of["pos=t5 attn.bias_o=true"] == BRIEF
+    outcome = answer(Task("x", None, by_name["norm=batchnorm attn=mla"], None, planned, PAIR))
     assert (outcome.failed, [row.name for row in outcome.known]) == (
         (),
         ["causality in training", "packed = alone in training", "micro-batches = whole"],
@@ -198,6 +206,7 @@ def test_all_puts_every_choice_of_a_field_beside_every_option() -> None:
     for name in ("mha", "mqa", "gqa"):
         experiment, rows = found[f"attn={name} attn.weights=shaped"]
         assert (experiment.attn.name, experiment.attn.weights, rows) == (name, "shaped", BRIEF)
+    assert found["pos=t5 norm.offset=1"][1] == tuple(name for name in BRIEF if name not in OF_ATTENTION)
     assert "attn=mla attn.weights=shaped" not in found
     chosen = {
         f"{g}={label}" for g in GROUPS for label in entries(g) if entries(g)[label].make() != getattr(composed(), g)
@@ -208,6 +217,15 @@ def test_all_puts_every_choice_of_a_field_beside_every_option() -> None:
     e = found["pos=alibi attn.v_proj=none"][0]
     assert (e.pos.name, e.attn.v_proj, e.attn.weights) == ("alibi", "none", "shaped")
     assert found["norm=dyt attn.form=absorbed"][0].attn.name == "mla"
+
+
+@pytest.mark.parametrize("state", ["pass", "fail", "n/a"])
+def test_rows_that_formulas_imply_are_left_out_where_these_are_met(state: str) -> None:
+    def told(name: str) -> Ask:
+        return lambda c: Row(name, state if name == "oracle" else "pass")
+
+    found = asked(composed(), {name: told(name) for name in PAIR}, IMPLIED)
+    assert [row.name for row in found] == [name for name in PAIR if state != "pass" or name not in IMPLIED]
 
 
 @pytest.mark.slow
@@ -283,3 +301,10 @@ def test_every_preset_shrunk_to_one_layer_passes_every_row(preset: str) -> None:
     assert [row for row in asked(experiment) if row.state == "fail"] == []
     row = dead_flags(words, experiment, planned)
     assert row.state == "pass", row
+
+
+def test_a_gradient_that_hangs_on_a_rounding_is_not_taken_for_the_kernels() -> None:
+    """In the first rows asked, an input of a ReLU is so near 0 that float32 makes its gradient 0 or not."""
+    c = Composed(composed("ffn=relu moe=olmoe"))
+    assert not torch.equal(kernels.steady(c).tokens_BT, c.rows().tokens_BT)
+    assert row_of("ffn=relu moe=olmoe", "kernels = reference").state == "pass"

@@ -63,6 +63,10 @@ SAYS = {
     "norm-topk": ("`moe.norm_topk` is true with `moe.top_k` 1: the weight is always 1", "moe.norm_topk=false"),
     "expert-groups": ("`moe.n_expert_groups` 3 does not divide `moe.n_experts` 8", "use 1 or 2"),
     "dead-routing": ("`moe.overflow` is reroute, and `moe.capacity_factor` is null", "moe.capacity_factor=1.25"),
+    "unused-width": (
+        "`ffn.d_ff` 512 would do nothing: every layer has experts, and `moe.d_expert` 64 is their width",
+        "use ffn.d_ff=null, or moe.d_expert=null",
+    ),
     "group-of-batch": (
         "`moe.group` is batch, and `train.micro_batch` is auto, which may split a step",
         "use train.micro_batch=16, or moe.group=sequence",

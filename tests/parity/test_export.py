@@ -58,7 +58,7 @@ TRAINED = {  # what is composed here, and the family that can say it
     "attn=mla rope_scaling=yarn rope_scaling.original_len=16 rope_scaling.attention_factor=1": "deepseek_v3",
     "attn.qk_norm=full block=reordered norm.eps=1e-5 attn.qk_norm_eps=1e-5": "olmo2",
     "moe=topk moe.n_experts=4 moe.z_coef=0.1 moe.jitter=0.1": "mixtral",
-    "moe=topk attn.window=8 moe.d_expert=20 ffn.d_ff=99 model.tie_embeddings=false moe.balance=none": "mixtral",
+    "moe=topk attn.window=8 moe.d_expert=20 model.tie_embeddings=false moe.balance=none": "mixtral",
     "moe=topk attn=gqa attn.qk_norm=head moe.d_expert=24": "qwen3_moe",
     "moe=topk attn.qk_norm=head moe.first_dense_layers=1 moe.norm_topk=false moe.top_k=1": "qwen3_moe",
     "moe=topk attn.qk_norm=head moe.every_n_layers=2 attn.window=8": "qwen3_moe",
