@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# The CPU's library makes a program for each number of rows and keeps a thousand of them: with a number of its own for
+# each expert and step a model of 8 experts takes 1.3 times as long.
+STEP = 64
+
 
 def per_expert(x_MD: Tensor, weight_EFD: Tensor, bias_EF: Optional[Tensor], ends_E: Tensor) -> Tensor:
     """One linear per expert, as it is written down."""
@@ -63,11 +67,21 @@ def spans(ends_E: Tensor, M: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+def _pieces(start: int, end: int, M: int) -> list[tuple[int, int]]:
+    """Rows start … end as multiples of STEP rows: with some of the next experts', which these write anew, or, where
+    there are no more than M, in two pieces."""
+    cut = start + (end - start) // STEP * STEP
+    if cut == end or cut + STEP <= M:
+        return [(start, end if cut == end else cut + STEP)]
+    return [(start, cut), (cut, end)] if cut > start else [(start, end)]
+
+
 def _rows_by_expert(x_MD: Tensor, weight_EFD: Tensor, ends_E: Tensor) -> Tensor:
-    out_MF = x_MD.new_empty(len(x_MD), weight_EFD.shape[1])
-    for weight_FD, (start, end) in zip(weight_EFD, spans(ends_E, len(x_MD)), strict=True):
+    M, out_MF = len(x_MD), x_MD.new_empty(len(x_MD), weight_EFD.shape[1])
+    for weight_FD, (start, end) in zip(weight_EFD, spans(ends_E, M), strict=True):
         if end > start:
-            torch.mm(x_MD[start:end], weight_FD.T, out=out_MF[start:end])
+            for i, j in _pieces(start, end, M):
+                torch.mm(x_MD[i:j], weight_FD.T, out=out_MF[i:j])
     out_MF[int(ends_E[-1]) :] = 0
     return out_MF
 
@@ -75,13 +89,20 @@ def _rows_by_expert(x_MD: Tensor, weight_EFD: Tensor, ends_E: Tensor) -> Tensor:
 def _rows_by_expert_backward(
     grad_MF: Tensor, x_MD: Tensor, weight_EFD: Tensor, ends_E: Tensor
 ) -> tuple[Tensor, Tensor]:
-    dx_MD, dweight_EFD = torch.empty_like(x_MD), torch.empty_like(weight_EFD)
-    for e, (start, end) in enumerate(spans(ends_E, len(x_MD))):
-        if end > start:
-            torch.mm(grad_MF[start:end], weight_EFD[e], out=dx_MD[start:end])
-            torch.mm(grad_MF[start:end].T, x_MD[start:end], out=dweight_EFD[e])
-        else:
-            dweight_EFD[e] = 0
+    """The few rows that are no whole STEP come first in a sum: it is rounded in between, and they are small."""
+    M, dx_MD, dweight_EFD = len(x_MD), torch.empty_like(x_MD), torch.empty_like(weight_EFD)
+    for weight_FD, dweight_FD, (start, end) in zip(weight_EFD, dweight_EFD, spans(ends_E, M), strict=True):
+        if end == start:
+            dweight_FD.zero_()
+            continue
+        for i, j in _pieces(start, end, M):
+            torch.mm(grad_MF[i:j], weight_FD, out=dx_MD[i:j])
+        cut = start + (end - start) // STEP * STEP
+        if cut < end:
+            torch.mm(grad_MF[cut:end].T, x_MD[cut:end], out=dweight_FD)
+        if cut > start:
+            kept = 1 if cut < end else 0
+            torch.addmm(dweight_FD, grad_MF[start:cut].T, x_MD[start:cut], beta=kept, out=dweight_FD)
     dx_MD[int(ends_E[-1]) :] = 0
     return dx_MD, dweight_EFD
 

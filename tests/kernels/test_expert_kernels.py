@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmlab.config.load import load
-from lmlab.kernels.experts import aligned, by_grouped_mm, grouped, per_expert, spans
+from lmlab.kernels.experts import STEP, aligned, by_grouped_mm, grouped, per_expert, spans
 from lmlab.kernels.resolve import resolve
 from lmlab.model.moe import MoE, Pairs
 from lmlab.model.spec import SwiGLU, TopK
@@ -48,6 +48,25 @@ def test_the_operator_is_the_loop(ends, bias, D, F):
     assert not fast[ends[-1] :].any()
     for a, b in zip(gradients(fast, *inputs), gradients(plain, *inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("nobody", [0, 1, 64, 130])
+@pytest.mark.parametrize("draw", range(8))
+def test_rows_in_steps_are_the_loop_whatever_nobodys_rows_hold(draw, nobody):
+    """Numbers of rows below, at and above whole steps, in any order, the last ones with and without rows behind."""
+    sizes = [0, 1, STEP - 1, STEP, STEP + 1, 2 * STEP, 3 * STEP - 1, 3 * STEP + 7]
+    torch.manual_seed(draw)
+    ends_E = torch.tensor(sizes)[torch.randperm(len(sizes))].cumsum(0).int()
+    M = int(ends_E[-1])
+    x, weight = (torch.randn(*shape, dtype=torch.float64) for shape in ((M + nobody, 6), (len(sizes), 5, 6)))
+    x[M:] = float("nan")
+    for dtype, tol in ((torch.float64, 1e-12), (torch.bfloat16, 0.02)):
+        inputs = [t.to(dtype).requires_grad_() for t in (x, weight)]
+        fast, plain = (f(*inputs, None, ends_E) for f in (grouped, per_expert))
+        assert not fast[M:].any()
+        pairs = [(fast, plain), *zip(gradients(fast, *inputs), gradients(plain, *inputs), strict=True)]
+        for a, b in pairs:
+            assert float((a - b).detach().double().norm() / b.detach().double().norm()) <= tol
 
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=list(ENDS))
