@@ -44,7 +44,7 @@ lint: setup ## ruff, mypy, import directions
 	$(PYTHON) -m mypy lmlab
 	$(PYTHON) -m pytest -q tests/test_imports.py
 
-check-all: setup ## every option, and every pair of options of two groups, by `lmlab check` (under 20 minutes on 2 cores)
+check-all: setup ## every option, and every pair of options of two groups, by `lmlab check` (about 15 minutes on 2 cores)
 	$(PYTHON) -m lmlab check --all
 
 gpu: setup ## on a GPU machine: eager and compiled against CPU, memory (2 minutes; PYTHON=python3 runs without .venv)
