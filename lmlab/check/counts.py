@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 
 from lmlab.check.composed import Composed, as_dict
-from lmlab.check.oracle_moe import routes
+from lmlab.check.oracle_moe import room_for, routes
 from lmlab.check.rows import Row, not_asked
 from lmlab.check.small import given
 from lmlab.cost.flops import flops_per_token
@@ -166,10 +166,11 @@ def in_products(config: Config, matrices: Mapping[str, int]) -> float:
 def experts_per_token(config: Config) -> float:
     """Experts that a token goes through, where capacity leaves some out no more than it has room for."""
     moe = config["moe"]
-    factor = moe["capacity_factor"]
-    if moe["name"] == "expert_choice":
-        return float(min(factor, moe["n_experts"]))
-    return float(moe.get("top_k", 1) * (1 if factor is None else min(1, factor)))
+    k, T = moe.get("top_k", 1), config["model"]["seq_len"]
+    if moe["capacity_factor"] is None:
+        return float(k)
+    places = room_for(moe, k, T) * moe["n_experts"] / T
+    return places if moe["name"] == "expert_choice" else min(k, places)
 
 
 def attention_flops(config: Config) -> float:

@@ -44,7 +44,7 @@ def _experts(arch: Arch, by_width: float) -> MoESpec:
     E, width = getattr(moe, "n_experts", 0), getattr(moe, "d_expert", None)
     few = E if E <= EXPERTS else EXPERTS
     groups = getattr(moe, "n_expert_groups", 1)
-    groups = groups if few % groups == 0 else 4
+    groups = groups if few % groups == 0 and groups < few else min(4, max(1, few // 2))
     limited = getattr(moe, "n_limited_groups", None)
     limited = None if limited is None else min(limited, groups - 1)
     most = few if limited is None else few // groups * limited

@@ -229,7 +229,8 @@ def experts_line(plan: Plan) -> str:
     layers = sum(moe.routes(layer) for layer in range(plan.exp.model.n_layers))
     moved = dispatch_bytes(plan.exp.arch, plan.dtype.itemsize)
     shared = f" and {moe.n_shared} shared" if moe.n_shared else ""
-    each = f"{moe.n_experts} in {layers} of {plan.exp.model.n_layers} layers, {moe.computed():g} a token{shared}"
+    computed = moe.computed(plan.exp.model.seq_len)
+    each = f"{moe.n_experts} in {layers} of {plan.exp.model.n_layers} layers, {computed:g} a token{shared}"
     return f"{each} · dispatch {moved:,.0f} bytes/token (its rows gathered, and those that come back)"
 
 

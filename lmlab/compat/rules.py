@@ -295,8 +295,12 @@ RULES: tuple[Rule, ...] = (
     Rule("left-out", "projections are left out of shaped attention only", parts.left_out, "attn.v_proj=none"),
     Rule("ffn-width", "d_ff is the width; mult and multiple_of make one", parts.ffn_width, "ffn.d_ff=512 ffn.mult=2"),
     Rule("routed-layers", "some layer has experts", moe.routed_layers, "moe=topk moe.every_n_layers=100"),
+    Rule("one-expert", "one expert is no choice", moe.one_expert, "moe=switch moe.n_experts=1"),
     Rule("top-k", "a token uses no more experts than there are", moe.top_k, "moe=topk moe.top_k=9"),
     Rule("norm-topk", "a weight that is always 1 teaches nothing", moe.norm_topk, "moe=topk moe.top_k=1"),
+    Rule(
+        "all-experts", "what chooses needs experts to leave out", moe.all_experts, "moe=topk moe.top_k=8 moe.aux_coef=1"
+    ),
     Rule(
         "expert-groups",
         "a token is limited to some of several groups",
@@ -305,6 +309,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "dead-routing", "a factor or an order needs what it acts on", moe.dead_settings, "moe=topk moe.overflow=reroute"
+    ),
+    Rule(
+        "room-for-all",
+        "a capacity has to leave someone out",
+        moe.room_for_all,
+        "moe=switch moe.capacity_factor=8",
     ),
     Rule(
         "unused-width",

@@ -38,7 +38,7 @@ def share(arch: Arch, name: str) -> float:
     """The part of a parameter that one token meets: of experts that are chosen, k of E (where capacity leaves choices
     out, no more than there is room for)."""
     moe: Any = arch.moe
-    return moe.computed() / moe.n_experts if ".ffn.experts." in name else 1.0
+    return moe.computed(arch.model.seq_len) / moe.n_experts if ".ffn.experts." in name else 1.0
 
 
 def dispatch_bytes(arch: Arch, bytes_each: int) -> float:
@@ -46,7 +46,7 @@ def dispatch_bytes(arch: Arch, bytes_each: int) -> float:
     experts. Choices that find no room are moved as well; experts that choose take as many as they have room for."""
     moe: Any = arch.moe
     layers = sum(moe.routes(layer) for layer in range(arch.model.n_layers))
-    return layers * 2 * moe.gathered() * arch.model.d_model * bytes_each if layers else 0.0
+    return layers * 2 * moe.gathered(arch.model.seq_len) * arch.model.d_model * bytes_each if layers else 0.0
 
 
 def mean_context(seq_len: int, window: int | None) -> float:

@@ -505,7 +505,7 @@ class RoutedSpec(MoESpec):
     every_n_layers: int = setting(1, "every n-th layer has experts", ge=1, le=10_000, probe=2)
     first_dense_layers: int = setting(0, "layers at the bottom that have none", ge=0, le=10_000, probe=1)
     jitter: float = setting(0.0, "in training the router sees x · u, u in 1 ± jitter", ge=0, lt=1, probe=0.5)
-    z_coef: float = setting(0.0, "factor on the mean square of log Σ e^logit", ge=0, probe=1.0)
+    z_coef: float = setting(0.0, "factor on the mean square of log Σ e^logit", ge=0, le=1e6, probe=1.0)
     group: str = setting(
         "sequence",
         "losses of the router are taken over: sequence, or batch = what the micro-batch holds",
@@ -520,13 +520,19 @@ class RoutedSpec(MoESpec):
         """k, experts a token asks for."""
         return 1
 
-    def computed(self) -> float:
-        """Experts whose products are computed per token, shared ones apart: at most, where capacity leaves some out."""
-        raise NotImplementedError
+    def computed(self, tokens: int) -> float:
+        """Experts whose products are computed per token of a row of so many, shared ones apart: at most, where capacity
+        leaves some out."""
+        return min(float(self.choices()), self.room(tokens))
 
-    def gathered(self) -> float:
+    def gathered(self, tokens: int) -> float:
         """Rows that are brought to chosen experts per token, those that find no room among them."""
         return float(self.choices())
+
+    def room(self, tokens: int) -> float:
+        """Places at all experts per token of a row of so many."""
+        most = self.capacity(tokens)
+        return self.n_experts * (1.0 if most is None else most / tokens)
 
     def capacity(self, tokens: int) -> Optional[int]:
         """Tokens an expert takes from a group of so many: ceil(k·T/E·cf), at most T; (16 of 4, k=2, 1.25) → 10. None =
@@ -550,19 +556,15 @@ class TokenChoiceSpec(RoutedSpec):
         "position", "who comes first to a full expert", choices=("position", "probability"), probe="probability"
     )
     balance: str = setting("aux", "what evens the load", choices=("aux", "aux_free", "none"), probe="none")
-    aux_coef: float = setting(0.01, "factor on the balance loss E·Σ f·P", ge=0, probe=10.0)
-    bias_step: float = setting(0.001, "aux_free: what a step moves the bias of an expert by", ge=0, probe=0.5)
-
-    def computed(self) -> float:
-        factor = self.capacity_factor
-        return self.choices() * (1.0 if factor is None else min(1.0, factor))
+    aux_coef: float = setting(0.01, "factor on the balance loss E·Σ f·P", ge=0, le=1e6, probe=10.0)
+    bias_step: float = setting(0.001, "aux_free: what a step moves the bias of an expert by", ge=0, le=1e6, probe=0.5)
 
 
 @option("moe", "topk", build="lmlab.model.moe:MoE")
 class TopK(TokenChoiceSpec):
     top_k: int = setting(2, "experts a token goes through (k)", ge=1, le=4096, probe=3)
     norm_topk: bool = setting(True, "divide the weights of a token's experts by their sum", probe=False)
-    weight_scale: float = setting(1.0, "factor on the weights of the chosen experts", gt=0, probe=2.5)
+    weight_scale: float = setting(1.0, "factor on the weights of the chosen experts", gt=0, le=1e6, probe=2.5)
     n_expert_groups: int = setting(1, "groups of experts, of which a token may use some", ge=1, le=4096, probe=4)
     n_limited_groups: Optional[int] = setting(
         None, "groups a token may use: those of the largest two scores; null = all", ge=1, le=4096, probe=2
@@ -585,11 +587,11 @@ class ExpertChoice(RoutedSpec):
         2.0, "an expert takes ceil(T/E·factor) of a row's T tokens: mean experts per token", gt=0, le=1e6, probe=1.0
     )
 
-    def computed(self) -> float:
-        return min(self.capacity_factor, float(self.n_experts))
+    def computed(self, tokens: int) -> float:
+        return self.room(tokens)
 
-    def gathered(self) -> float:
-        return self.computed()
+    def gathered(self, tokens: int) -> float:
+        return self.room(tokens)
 
 
 # ---------------------------------------------------------------- model

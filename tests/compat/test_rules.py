@@ -59,10 +59,22 @@ SAYS = {
         "`moe.every_n_layers` 100 and `moe.first_dense_layers` 0 leave no layer of 6 its experts",
         "moe.every_n_layers=1",
     ),
+    "one-expert": ("`moe.n_experts` is 1: its weight is always 1", "use moe=none without moe.n_experts"),
     "top-k": ("`moe.top_k` is 9, and `moe.n_experts` is 8", "use moe.top_k=8"),
     "norm-topk": ("`moe.norm_topk` is true with `moe.top_k` 1: the weight is always 1", "moe.norm_topk=false"),
-    "expert-groups": ("`moe.n_expert_groups` 3 does not divide `moe.n_experts` 8", "use 1 or 2"),
+    "all-experts": (
+        "`moe.aux_coef` is 1, and every token goes through all `moe.n_experts` 8: their load is even",
+        "use moe.balance=none moe.aux_coef=0.01, or moe.top_k=7",
+    ),
+    "expert-groups": (
+        "`moe.n_expert_groups` 3 does not divide `moe.n_experts` 8",
+        "use moe.n_expert_groups=2, or moe.n_expert_groups=1 moe.n_limited_groups=null",
+    ),
     "dead-routing": ("`moe.overflow` is reroute, and `moe.capacity_factor` is null", "moe.capacity_factor=1.25"),
+    "room-for-all": (
+        "`moe.capacity_factor` is 8, and with 8 an expert has room for every token",
+        "use moe.capacity_factor=null, or moe.capacity_factor=1.25",
+    ),
     "unused-width": (
         "`ffn.d_ff` 512 would do nothing: every layer has experts, and `moe.d_expert` 64 is their width",
         "use ffn.d_ff=null, or moe.d_expert=null",
@@ -112,12 +124,41 @@ MORE = [
         "`moe.every_n_layers` 1 and `moe.first_dense_layers` 6 leave no layer of 6",
         "moe.first_dense_layers=0",
     ),
-    ("moe=topk moe.n_experts=1", "`moe.top_k` is 2, and `moe.n_experts` is 1", "moe.top_k=1 moe.norm_topk=false"),
+    ("moe=topk moe.n_experts=1", "`moe.n_experts` is 1: its weight is always 1", "moe=none"),
+    ("moe=expert_choice moe.n_experts=1", "`moe.n_experts` is 1: its weight is always 1", "moe=none"),
+    ("moe=topk moe.top_k=8 moe.balance=aux_free", "`moe.balance` is aux_free, and every token", "moe.balance=none"),
+    (
+        "moe=topk moe.top_k=8 moe.overflow=reroute moe.capacity_factor=0.5",
+        "`moe.overflow` is reroute, and every token goes through all `moe.n_experts` 8",
+        "moe.overflow=drop, or moe.top_k=7",
+    ),
+    ("moe=topk moe.top_k=8 moe.norm_topk=false", "their weights add up to 1 already", "moe.norm_topk=true"),
+    (
+        "moe=topk moe.first_dense_layers=1 moe.every_n_layers=2",
+        "`moe.every_n_layers` 2 and `moe.first_dense_layers` 1 leave the layers their experts that the first alone",
+        "moe.first_dense_layers=0",
+    ),
+    (
+        "moe=topk moe.capacity_factor=100 moe.priority=probability",
+        "`moe.capacity_factor` is 100, and with 4 an expert has room for every token",
+        "moe.capacity_factor=null moe.priority=position, or moe.capacity_factor=1.25",
+    ),
+    ("moe=expert_choice moe.capacity_factor=9", "with 8 an expert takes every token", "moe.capacity_factor=8"),
+    (
+        "moe=topk moe.n_expert_groups=8 moe.n_limited_groups=2",
+        "`moe.n_expert_groups` is 8, as many as `moe.n_experts`",
+        "moe.n_expert_groups=4",
+    ),
+    (
+        "moe=topk moe.top_k=8 moe.n_expert_groups=4 moe.n_limited_groups=1",
+        "`moe.top_k` is 8, and 1 groups of 2 experts are what a token may use",
+        "moe.n_expert_groups=1 moe.n_limited_groups=null",
+    ),
     ("moe=topk moe.n_expert_groups=4", "`moe.n_limited_groups` is null: a token may use", "moe.n_limited_groups=2"),
     (
         "moe=topk moe.n_expert_groups=4 moe.n_limited_groups=4",
         "`moe.n_limited_groups` is 4, and `moe.n_expert_groups` is 4: no group would be left out",
-        "moe.n_limited_groups=null moe.n_expert_groups=1",
+        "moe.n_limited_groups=3, or moe.n_expert_groups=1 moe.n_limited_groups=null",
     ),
     (
         "moe=topk moe.n_limited_groups=1",

@@ -29,8 +29,7 @@ SAME = [
     ("model.logit_scale=1", ""),
     ("attn=gqa attn.queries_per_kv=4", "attn=gqa attn.n_kv_heads=1"),
     ("moe=topk moe.d_expert=64", "moe=topk ffn.d_ff=64"),
-    ("moe=topk moe.every_n_layers=2 moe.first_dense_layers=1", "moe=topk moe.every_n_layers=2"),
-    ("moe=topk moe.every_n_layers=4", "moe=topk moe.every_n_layers=4 moe.first_dense_layers=3"),
+    ("moe=topk moe.every_n_layers=6", "moe=topk moe.first_dense_layers=5"),
     ("moe=topk moe.balance=none moe.z_coef=1 moe.jitter=0.1", "moe=topk moe.aux_coef=1"),
     ("moe=topk moe.balance=aux_free moe.bias_step=0.1", "moe=topk moe.balance=aux_free"),
 ]

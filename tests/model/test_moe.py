@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 
@@ -22,10 +23,12 @@ SMALL = ["model=nano", "model.n_layers=2", "model.d_model=32", "model.n_heads=4"
 VOCAB = 29
 
 
-def net(*words, dtype=torch.float64, seed=0):
+def net(*words, dtype=torch.float64, seed=0, moe=None):
+    """moe: a router that the command line would refuse."""
     own = [w for w in SMALL if w.partition("=")[0] not in {x.partition("=")[0] for x in words}]
     exp = load([*own, "train.batch_tokens=64", *words]).experiment
-    made = build(exp.arch, VOCAB, resolve(exp.kernels, "cpu", dtype), seed=seed, device="cpu", dtype=dtype)
+    arch = exp.arch if moe is None else dataclasses.replace(exp.arch, moe=moe)
+    made = build(arch, VOCAB, resolve(exp.kernels, "cpu", dtype), seed=seed, device="cpu", dtype=dtype)
     with torch.no_grad():
         for name, p in made.named_parameters():
             if p.ndim >= 2:  # far from nothing: routers that choose, experts that differ
@@ -56,7 +59,7 @@ def trained(model, ids, weights=None, valid=None):
 @pytest.mark.parametrize("bias", ["false", "true"])
 def test_one_expert_is_the_dense_ffn(ffn, bias):
     words = [f"ffn={ffn}", f"ffn.bias={bias}"]
-    one = net("moe=topk", "moe.n_experts=1", "moe.top_k=1", "moe.norm_topk=false", "moe.aux_coef=0", *words)
+    one = net(*words, moe=TopK(n_experts=1, top_k=1, norm_topk=False, aux_coef=0.0))
     dense = net(*words)
     state = {
         name.replace(".experts.ffn.", "."): t[0] if ".experts." in name else t
@@ -88,7 +91,7 @@ def test_equal_experts_are_the_dense_ffn_whoever_is_chosen():
 @pytest.mark.parametrize("priority", ["position", "probability"])
 def test_a_large_capacity_is_none(overflow, priority):
     free = net("moe=topk")
-    wide = net("moe=topk", "moe.capacity_factor=100", f"moe.overflow={overflow}", f"moe.priority={priority}")
+    wide = net(moe=TopK(capacity_factor=100.0, overflow=overflow, priority=priority))
     wide.load_state_dict(free.state_dict())
     ids = tokens()
     (out, grads), (expected, of_free) = trained(wide, ids), trained(free, ids)

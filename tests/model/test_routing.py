@@ -40,6 +40,22 @@ def test_capacity(spec, tokens, room):
     assert spec.capacity(tokens) == room
 
 
+@pytest.mark.parametrize(
+    ("spec", "tokens", "computed", "gathered"),
+    [
+        (TopK(n_experts=8, top_k=2), 32, 2, 2),
+        (TopK(n_experts=8, top_k=2, capacity_factor=0.5), 32, 1, 2),
+        (TopK(n_experts=8, top_k=2, capacity_factor=0.01), 32, 0.25, 2),  # one place each for 32 tokens
+        (TopK(n_experts=8, top_k=2, capacity_factor=1.25), 3, 2, 2),
+        (Switch(n_experts=8, capacity_factor=0.5), 20, 0.8, 1),  # 2 places each
+        (ExpertChoice(n_experts=8, capacity_factor=2.0), 64, 2, 2),
+        (ExpertChoice(n_experts=128, capacity_factor=2.0), 32, 4, 4),  # half a place is one
+    ],
+)
+def test_what_is_computed_is_what_there_is_room_for(spec, tokens, computed, gathered):
+    assert (spec.computed(tokens), spec.gathered(tokens)) == (computed, gathered)
+
+
 def test_reroute_fills_the_next_choice():
     """Three tokens want expert 0 first; it takes one, the next list decides, the last token finds one full expert."""
     ranked = torch.tensor([[[0, 1, 2], [0, 1, 2], [0, 1, 2], [2, 0, 1]]])

@@ -70,7 +70,7 @@ SAME: dict[str, tuple[str, str]] = {
     "biases of the ffn": ("ffn=gelu", "ffn=gelu ffn.bias=true"),
     "biases of experts": ("moe=topk ffn=gelu", "moe=topk ffn=gelu ffn.bias=true"),
     "a router's losses": ("moe=topk", "moe=topk moe.aux_coef=0 moe.z_coef=0.1 moe.jitter=0.1"),
-    "room for all": ("moe=topk", "moe=topk moe.capacity_factor=100"),
+    "room for all": ("moe=topk", "moe=topk moe.capacity_factor=3.99"),
     "biases of norms": ("norm=nanogpt", "norm=layernorm"),
     "bias of the head": ("model.tie_embeddings=false", "model.tie_embeddings=false model.head_bias=true"),
     "the form of mla": ("attn=mla", "attn=mla attn.form=absorbed"),
