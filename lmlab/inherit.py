@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.compat import rules
-from lmlab.compat.start import check_start, draws
+from lmlab.compat.start import check_start, draws, with_weights
 from lmlab.config import parse
 from lmlab.config.amend import overrides_of, quoted
 from lmlab.config.catalogue import PRESET, entries, user_conf
@@ -57,7 +57,11 @@ def composed(words: Sequence[str], *, config_dir: str | None = None, note: Note 
     kept = _kept_fields(base, typed, config_dir)
     around = [f"{KEY}={quoted(_place(found))}", f"plugins={quoted(_plugins(base, overrides))}"]
     said = [o.typed for o in typed]
-    loaded = load([*own, *kept, *said, *around], config_dir=config_dir, typed=said)
+    try:
+        loaded = load([*own, *kept, *said, *around], config_dir=config_dir, typed=said)
+    except LmlabError as error:
+        raise_all(with_weights(error, base.arch, [o.key for o in typed]))
+        raise
     exp = loaded.experiment
     exp.init.source = start.content_hash
     _trained_length(exp, base, found.run)

@@ -50,6 +50,7 @@ ROWS: dict[str, Ask] = {
     "backends agree": kernels.backends,
     "determinism": invariants.determinism,
 }
+IMPLIED = ("causality", "causality by layer", "packed = alone")  # by formulas that are met, in evaluation
 # What people ask of an implementation, and the rows that answer it.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -75,8 +76,8 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None, implied: Sequence[str] = ()) -> list[Row]:
-    """The rows, in order, but none of those that are implied where the oracle's passes. A model that can't be built
-    fails in the first one."""
+    """The rows, in order. A model that can't be built fails in the first one. implied: rows that are left out where the
+    oracle's passes and no part declares a failure."""
     c = Composed(experiment)
     built = attempted("the model", lambda: Row("the model", "pass", f"{len(c.declared)} known failures declared"))
     if built.state == "fail":
@@ -87,7 +88,7 @@ def asked(experiment: Experiment, wanted: dict[str, Ask] | None = None, implied:
         for name, ask in (wanted or ROWS).items():
             if not (met and name in implied):
                 rows.append(attempted(name, functools.partial(ask, c)))
-                met |= name == "oracle" and rows[-1].state == "pass"
+                met |= name == "oracle" and rows[-1].state == "pass" and not c.declared
     return [known(row, c.declared) for row in rows]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from lmlab.check.all_rows import QUICK, ROWS, asked
+from lmlab.check.all_rows import IMPLIED, QUICK, ROWS, asked
 from lmlab.check.choices import Parts, choices, with_options
 from lmlab.check.flags import Planned, dead_flags
 from lmlab.check.rows import Row, attempted
@@ -35,7 +35,6 @@ OF_ATTENTION = ("causality by layer", "causality in training by layer", "backend
 SLOW = ("loss at step 0", "parameters and FLOPs")  # not asked of a pair
 PAIR = tuple(name for name in ROWS if name not in SLOW)
 BRIEF = tuple(QUICK)  # of a choice beside an option
-IMPLIED = ("causality", "causality by layer", "packed = alone")  # by formulas that are met, in evaluation
 
 
 class Outcome(NamedTuple):

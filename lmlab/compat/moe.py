@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from lmlab.compat.pos import Wrong
-from lmlab.config.fields import fields, show
+from lmlab.config.meaning import show_value
 from lmlab.model.spec import ExpertChoice, FfnSpec, NoMoE, RoutedSpec, Switch, TokenChoiceSpec, TopK
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def hinted(find: Callable[[Experiment], Optional[Found]]) -> Callable[[Experimen
             return None
         whole = [f for f in FINDERS if f is find or f(e) is None]
         remedies = [next((c for c in kind if not any(f(changed(e, c)) for f in whole)), None) for kind in found[1]]
-        words = [" ".join(f"{key}={show(value)}" for key, value in c.items()) for c in remedies if c]
+        words = [" ".join(f"{key}={show_value(value)}" for key, value in c.items()) for c in remedies if c]
         return found[0], f"use {', or '.join(words or ['moe=none'])}"
 
     return wrong
@@ -49,7 +49,9 @@ def changed(e: Experiment, change: Change) -> Experiment:
             part = dataclasses.replace(part, **{name: value})
         else:
             new = OTHERS[value]()
-            part = dataclasses.replace(new, **{n: getattr(part, n) for n in fields(type(new)) if hasattr(part, n)})
+            part = dataclasses.replace(
+                new, **{f.name: getattr(part, f.name) for f in dataclasses.fields(new) if hasattr(part, f.name)}
+            )
         moved: dict[str, Any] = {group: part}
         e = dataclasses.replace(e, **moved)
     return e

@@ -7,11 +7,11 @@ is refused, so that no weight is dropped or left to chance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmlab.config.meaning import meaning, same, show_value
-from lmlab.errors import ConfigError, LmlabError, listed
+from lmlab.errors import ConfigError, Errors, LmlabError, listed
 from lmlab.model.spec import GQA, MHA, MQA, Arch, FfnSpec, HeadsSpec, Learned, Rope, RoutedSpec
 from lmlab.registry import OPTIONS, Spec
 
@@ -28,6 +28,23 @@ MAY = (
     "the router's losses and capacity"
 )
 FFN = "lmlab.model.ffn:FFN"
+
+
+# Besides these what may change where it fits, and is told so when it does not.
+FITTING = ("attn", "ffn", "attn.n_kv_heads", "model.tie_embeddings", "pos.max_len", *BIASES)
+
+
+def with_weights(error: LmlabError, old: Arch, typed: Sequence[str]) -> list[LmlabError]:
+    """The errors of a composition that starts from the weights of `old`: where a typed key stands in the way that may
+    not change at all, the only remedy is to leave it out."""
+    known = meaning(old)
+    fixed = [key for key in typed if key in known and key not in FITTING and not _is_free(key, old)]
+    return [_left_out(e, fixed) for e in (error.errors if isinstance(error, Errors) else (error,))]
+
+
+def _left_out(error: LmlabError, fixed: Sequence[str]) -> LmlabError:
+    named = [key for key in fixed if f"`{key}`" in error.message or f"`{key}=" in error.message]
+    return ConfigError(error.message, f"leave {' and '.join(named)} out; {MAY}") if named else error
 
 
 def check_start(old: Arch, new: Arch, resize: str, run: str) -> list[LmlabError]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lmlab.check import everything, gate, kernels
-from lmlab.check.all_rows import QUESTIONS, QUICK, ROWS, Ask, asked
+from lmlab.check.all_rows import IMPLIED, QUESTIONS, QUICK, ROWS, Ask, asked
 from lmlab.check.composed import Composed
-from lmlab.check.everything import BRIEF, GROUPS, IMPLIED, OF_ATTENTION, PAIR, Task, answer, compositions, refusal
+from lmlab.check.everything import BRIEF, GROUPS, OF_ATTENTION, PAIR, Task, answer, compositions, refusal
 from lmlab.check.flags import dead_flags
 from lmlab.check.rows import Row, distance, gradient_distance, judged, known
 from lmlab.check.small import T, small
@@ -38,8 +38,8 @@ KNOWN = {
 @pytest.mark.parametrize(("group", "label"), OPTIONS, ids=[f"{g}={label}" for g, label in OPTIONS])
 def test_every_option_passes_the_quick_rows(group: str, label: str) -> None:
     part: dict[str, Any] = {group: entries(group)[label].make()}
-    rows = asked(dataclasses.replace(composed(), **part), QUICK)
-    assert [row.name for row in rows] == list(QUICK)
+    rows = asked(dataclasses.replace(composed(), **part), QUICK, IMPLIED)
+    assert {row.name for row in rows} >= {*QUICK} - {*IMPLIED}
     assert [row.name for row in rows if row.state not in ("pass", "known")] == ["dropout"]  # nobody asked for any
     assert [row.name for row in rows if row.state == "known"] == KNOWN.get(label, [])
 
@@ -150,7 +150,7 @@ def test_distances() -> None:
 
 def test_the_gate_asks_once_per_parts_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = gate.verdict(composed(), tmp_path, {})
-    assert [row.name for row in first] == list(QUICK)
+    assert [row.name for row in first] == [name for name in QUICK if name not in IMPLIED]
     monkeypatch.setattr(gate, "quick", lambda experiment: pytest.fail("asked again"))
     assert gate.verdict(composed("lr=1e-4 train.max_steps=7"), tmp_path, {}) == first
     keys = {gate.key(composed(line), {}) for line in ("", "norm.eps=1e-4", "kernels=reference", "attn.window=8")}

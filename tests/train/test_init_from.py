@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmlab.compat.start import check_start
+from lmlab.compat.start import check_start, with_weights
 from lmlab.config.load import load
-from lmlab.errors import RunError
+from lmlab.errors import LmlabError, RunError
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model.init import z
@@ -238,6 +238,26 @@ def test_refused_with_both_values_and_the_remedy(case: str) -> None:
     assert len(errors) == 1, [str(e) for e in errors]
     assert message in errors[0].message
     assert hint in errors[0].hint
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hint"),
+    [
+        ("moe=topk", "moe.top_k=1", "leave moe.top_k out; what may change: "),
+        ("moe=topk", "moe.top_k=9 moe.n_experts=8", "leave moe.top_k and moe.n_experts out; "),
+        ("moe=topk", "moe.capacity_factor=100", "use moe.capacity_factor=null"),
+        ("", "attn.window=1000", "use attn.window="),
+        ("", "model.n_heads=3", "leave model.n_heads out; "),
+        ("attn=gqa", "attn.n_kv_heads=3", "use one of "),
+    ],
+)
+def test_what_is_refused_anyway_is_no_remedy(before: str, after: str, hint: str) -> None:
+    old = arch(before)
+    with pytest.raises(LmlabError) as caught:
+        arch(f"{before} {after}")
+    keys = [word.partition("=")[0] for word in after.split()]
+    (told,) = with_weights(caught.value, old, keys)
+    assert told.hint.startswith(hint)
 
 
 def test_another_activation_does_not_hide_another_width() -> None:
