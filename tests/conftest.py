@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache.mkdir(exist_ok=True)
     os.environ["LMLAB_CACHE"] = str(cache)
     return cache
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_stays() -> None:
+    """What is there by now stays: the collections of a thousand small trainings need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

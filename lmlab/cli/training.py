@@ -83,7 +83,7 @@ def train_claimed(
         pace = planning.Pace(**run.manifest()["pace"])
     assert plan.steps is not None
     planning.check_stop(plan, flags.stop_at, done=state.step)
-    matmul = machine.matmul_rate(plan.device, plan.dtype)
+    matmul = machine.matmul_rate(plan.device, plan.dtype, torch.get_num_threads())
     about = duration(planning.run_s(plan, pace, plan.steps, done=state.step))
     expected = f"about {about} · MFU is of {matmul / 1e12:.3g} TFLOP/s, matmul here and now"
     describe(screen, plan, run.path, expected, loaded.start)

@@ -69,13 +69,19 @@ class Watcher(Protocol):
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage collection off but after evaluations: in the middle of a step it costs more than the step."""
+    """Garbage collection off but after evaluations, and then of what came since: in the middle of a step it costs more
+    than the step."""
+    kept = gc.get_freeze_count()  # by whoever calls
     gc.collect()
+    if not kept:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        if not kept:
+            gc.unfreeze()
 
 
 @dataclass
