@@ -88,8 +88,8 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def matmul_rate(device: torch.device, dtype: torch.dtype, threads: int, repeats: int = 6) -> float:
-    """FLOP/s of a large square matrix product, best of `repeats`: what MFU is a fraction of. Measured once a process for
-    so many CPU threads."""
+    """FLOP/s of a large square matrix product, best of `repeats`: what MFU is a fraction of. Measured once a process
+    for so many CPU threads."""
     n = 8192 if device.type == "cuda" else 1536
     a = torch.full((n, n), 0.5, device=device, dtype=dtype)
     best = float("inf")
