@@ -170,7 +170,7 @@ def _evaluate_one(
     if kinds:
         caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
         report |= {"seq_len": exp.model.seq_len, "caches": caches}
-        report |= decoded(kinds, model, tokens, exp, start=tokenizer.start, token_bytes=token_bytes)
+        report |= decoded(model, tokens, exp, start=tokenizer.start, token_bytes=token_bytes)
     if not prepared.tokenizer.lossless:
         screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
     if split == "test" and own:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lmlab.data.batches import Batch
-from lmlab.eval.loss import LossSum
+from lmlab.eval.loss import LossSum, without_filling
 from lmlab.generate.decode import generate
 from lmlab.model.cache import Cache, CacheKind
 from lmlab.model.transformer import Transformer
@@ -41,12 +41,13 @@ def token_by_token(
     device, found = next(model.parameters()).device, LossSum()
     for batch in batches:
         counted = batch.weights_BT > 0
-        b, cache = batch.to(device), Cache(model, kind)
+        (b, valid_BT), cache = without_filling(batch.to(device)), Cache(model, kind)
         length_BT, nats = b.positions_BT[:, -1:] + 1, []
         with model.eager():
             for t in range(b.tokens_BT.shape[1]):
                 part = slice(t, t + 1)
                 how = {"targets_BT": b.targets_BT[:, part], "weights_BT": b.weights_BT[:, part]}
+                how |= {} if valid_BT is None else {"valid_BT": valid_BT[:, part]}
                 out = model(b.tokens_BT[:, part], b.positions_BT[:, part], cache=cache, length_BT=length_BT, **how)
                 nats.append(out.loss)
         n_bytes = int(token_bytes[batch.targets_BT][counted].sum())

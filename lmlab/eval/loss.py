@@ -54,7 +54,8 @@ def evaluate(
     """One LossSum per batch, in order, with the model in eval mode (and put back as it was).
 
     token_bytes: (V,) raw bytes each id stands for. Add the list up for the whole set, or its front for a part of it.
-    kind: each row by a cache of its own that keeps no more than the kind says, whatever the chunks a token is fed in.
+    kind: each row by a cache of its own that keeps no more than the kind says. Rows go in whole, so that experts have
+    the room of a whole row; token by token is lmlab/eval/caches.py.
     hear: is told each forward's stats, one entry per layer; what fills a batch up is none of the tokens they are of.
     """
     device = next(model.parameters()).device
@@ -64,11 +65,10 @@ def evaluate(
     for batch in batches:
         counted = batch.weights_BT > 0
         n_bytes = int(token_bytes[batch.targets_BT][counted].sum())
-        b, valid_BT = _without_filling(batch.to(device)) if model.routed else (batch.to(device), None)
+        b, valid_BT = without_filling(batch.to(device)) if model.routed else (batch.to(device), None)
         how: dict[str, Any] = {"targets_BT": b.targets_BT, "weights_BT": b.weights_BT, "documents_BT": b.documents_BT}
-        if kind is None:
-            how |= {"valid_BT": valid_BT}
-        else:
+        how |= {"valid_BT": valid_BT}
+        if kind is not None:
             how |= {"cache": Cache(model, kind), "length_BT": b.positions_BT[:, -1:] + 1}
         # a batch that is cut short is one alone: not worth graphs of its own
         with nullcontext() if kind is None and valid_BT is None else model.eager():
@@ -80,7 +80,7 @@ def evaluate(
     return [LossSum(float(nats), tokens, n_bytes) for nats, tokens, n_bytes in sums]
 
 
-def _without_filling(batch: Batch) -> tuple[Batch, torch.Tensor | None]:
+def without_filling(batch: Batch) -> tuple[Batch, torch.Tensor | None]:
     """The batch without rows of weight 0 alone, and which tokens are in the split where some are not: to a router a
     token that fills a row up is one more that asks for room."""
     counted = batch.weights_BT > 0

@@ -265,7 +265,8 @@ def known_failures(spec: Any) -> dict[str, str]:
         why = noncausal(spec)
         found |= dict.fromkeys(("causality", "causality in training", "causality by gradient"), why)
     if getattr(spec, "capacity_factor", None) is not None:
-        why = "what an expert has room for depends on how many tokens the row has"
+        why = f"moe.capacity_factor={spec.capacity_factor:g}: "
+        why += "what an expert has room for depends on how many tokens the row has"
         found |= dict.fromkeys(("cached = full", "packed = alone"), why)
     if spec.group == "batch":
         why = "moe.group=batch: losses and room are those of a micro-batch, so that splitting it changes them"

@@ -185,7 +185,23 @@ def test_with_capacity_the_difference_of_decoding_is_printed_with_its_reason(tig
     whole, alone = told["whole"]["bits_per_byte"], told["token_by_token"]["bits_per_byte"]
     assert abs(alone - whole) > 1e-5
     assert f"{alone:.4f} bits/byte token by token, {whole:.4f} whole ({alone - whole:+.4f})" in line
-    assert line.endswith("what an expert has room for depends on how many tokens the row has")
+    assert line.endswith(
+        "moe.capacity_factor=0.5: what an expert has room for depends on how many tokens the row has"
+    )
+
+
+def test_whole_rows_by_a_cache_are_the_loss_without_one_also_with_capacity(tight):
+    """Val ends within a row, whose rest takes no room; and what a window costs is not all that decoding costs."""
+    report = json.loads(call("eval", str(tight.path), "--cache", "full,window:8", "--json").stdout)
+    assert report["tokens"] % 16
+    full, window = report["caches"]
+    assert full["loss"] == pytest.approx(report["loss"], rel=1e-6)
+    assert abs(window["loss"] - report["loss"]) > 1e-4
+    alone = json.loads(call("eval", str(tight.path), "--cache", "window:8", "--json").stdout)
+    assert alone["decoded"] == report["decoded"]
+    said = call("eval", str(tight.path), "--cache", "window:8").stdout.splitlines()
+    assert said[-2].startswith("decoding is not the whole row: ")
+    assert said[-1].startswith("of rows of 16 tokens, fed whole; decode: one row, ")
 
 
 def test_without_capacity_nothing_is_said_of_decoding(topk):

@@ -213,6 +213,62 @@ def test_with_capacity_decoding_drops_nothing():
     assert abs(told.nats - total(evaluate(tight, [of], BYTES)).nats) > 1e-3
 
 
+# ---------------------------------------------------------------- rows through a cache
+
+TIGHT = {
+    "position": ("topk", {"n_experts": 4, "capacity_factor": 0.5}),
+    "probability": ("topk", {"n_experts": 4, "capacity_factor": 0.5, "priority": "probability"}),
+    "reroute": ("switch", {"n_experts": 4, "capacity_factor": 0.5, "overflow": "reroute"}),
+    "expert_choice": ("expert_choice", {"n_experts": 4, "capacity_factor": 1.0}),
+    "batch": ("topk", {"n_experts": 4, "capacity_factor": 0.5, "group": "batch"}),
+}
+
+
+@pytest.mark.parametrize("filled", [0, 5, 13, 16, 24])
+@pytest.mark.parametrize("moe", TIGHT.values(), ids=list(TIGHT))
+def test_whole_rows_through_a_cache_give_the_loss_without_one(moe, filled):
+    """Whatever room an expert has: what fills a batch up takes none of it."""
+    net, of = model(moe=moe), batch(3, filled=filled)
+    bare = total(evaluate(net, [of], BYTES)).nats
+    for kind in (CacheKind(), CacheKind("paged"), CacheKind(window=15, sinks=4)):  # the last drops nothing either
+        assert total(evaluate(net, [of], BYTES, kind=kind)).nats == pytest.approx(bare, rel=1e-12), kind
+
+
+@pytest.mark.parametrize("kind", [CacheKind(window=4), CacheKind(window=3, sinks=2)], ids=str)
+@pytest.mark.parametrize("moe", [moe for moe in TIGHT.values() if "group" not in moe[1]], ids=str)
+def test_a_row_that_is_cut_short_is_that_row_alone_in_a_cache_that_drops(moe, kind):
+    net, of = model(moe=moe), batch(2, filled=10)
+    of_tokens = of.tokens_BT, of.targets_BT, of.positions_BT, None, of.weights_BT
+    short = Batch(*(t if t is None else t[1:, :6] for t in of_tokens))
+    alone = total(evaluate(net, [of.rows(0, 1), short], BYTES, kind=kind)).nats
+    assert total(evaluate(net, [of], BYTES, kind=kind)).nats == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_window_of_a_cache_is_one_of_attention_whatever_room_experts_have():
+    net, of = model(moe=TIGHT["position"]), batch(3, filled=10)
+    cut = model(moe=TIGHT["position"], attn=("mha", {"window": 4}))
+    cut.load_state_dict(net.state_dict())
+    by_cache = total(evaluate(net, [of], BYTES, kind=CacheKind(window=4))).nats
+    assert by_cache == pytest.approx(total(evaluate(cut, [of], BYTES)).nats, rel=1e-12)
+
+
+@pytest.mark.parametrize("priority", ["position", "probability"])
+def test_what_fills_a_batch_up_takes_no_room_token_by_token(priority):
+    """Rows of one batch share the room: of 3 rows ceil(2·3/4) = 2 an expert, of 2 rows 1."""
+    fields = {"n_experts": 4, "top_k": 2, "capacity_factor": 1.0, "group": "batch", "priority": priority}
+    net, of = model(moe=("topk", fields)), batch(3, filled=16)
+    told = token_by_token(net, [of], BYTES, kind=CacheKind())
+    alone = token_by_token(net, [of.rows(0, 2)], BYTES, kind=CacheKind())
+    assert told.tokens == alone.tokens == 32
+    assert told.nats == pytest.approx(alone.nats, rel=1e-12)
+    of = batch(2, filled=9)
+    nats = []
+    for ids in (0, 41):
+        of.tokens_BT[of.weights_BT == 0] = ids
+        nats.append(token_by_token(net, [of], BYTES, kind=CacheKind()).nats)
+    assert nats[0] == nats[1]
+
+
 # ---------------------------------------------------------------- probes
 
 
