@@ -67,6 +67,7 @@ def evaluate_tasks(
     run: RunDir, opened: Opened, flags: TaskFlags, loaded: dict[str, dict[str, Any]], screen: Screen, *, as_json: bool
 ) -> None:
     """Run the tasks, record the report, print it."""
+    from lmlab.cli.decoding import unlike_whole_rows
     from lmlab.cli.progress import say
     from lmlab.cli.tables import print_table
     from lmlab.eval import harness
@@ -93,6 +94,8 @@ def evaluate_tasks(
         "seed": lm.seed,
         **found,
     }
+    if said := unlike_whole_rows(lm.model, "scores are of whole rows, texts are made token by token"):
+        screen.note(said)
     for name, task in found["tasks"].items():
         if task["cut_requests"]:
             screen.warn(_cut_line(name, task, lm.max_length))

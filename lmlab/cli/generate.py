@@ -77,6 +77,8 @@ def generate(
     if kind is not None:
         n = longest + max_new - 1  # the last one is never computed with
         raise_all(idle(kind, exp.arch, n, f"prompt and --max-new give it at most {n:,} tokens"))
+    if said := _unlike(model, kind):
+        screen.note(said)
     streamed = batch == 1 and not as_json
     how = {"max_new": max_new, "samples": samples, "kind": kind, "end": ends_of(opened.run, tokenizer)}
     found = _run(model, tokenizer, texts[0], starts, sampling, streamed=streamed, **how)
@@ -153,6 +155,14 @@ def _refuse_too_long(
             f"the cache of {batch:,} × {n:,} tokens takes {gib(needed)}, {gib(free)} are free",
             "use a smaller --max-new or --samples, fewer prompts, or --cache int8 or window:N",
         )
+
+
+def _unlike(model: Transformer, kind: CacheKind | None) -> str | None:
+    """What other ways to compute the text may change in it; None where they change nothing."""
+    from lmlab.cli.decoding import unlike_whole_rows
+
+    other = "a cache" if kind is None else "--cache none"
+    return unlike_whole_rows(model, f"with {other} the text may be another", ", and so with other prompts beside it")
 
 
 def _run(

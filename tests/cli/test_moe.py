@@ -211,6 +211,55 @@ def test_without_capacity_nothing_is_said_of_decoding(topk):
     assert report["caches"][0]["loss"] == pytest.approx(report["loss"], rel=1e-6)
 
 
+# ---------------------------------------------------------------- generate
+
+SHARED = ["moe.group=batch", "train.micro_batch=8"]
+ROOM = "moe.capacity_factor=0.5: what an expert has room for depends on how many tokens the row has"
+
+
+@pytest.mark.parametrize("cache", ["full", "none"])
+def test_generating_with_capacity_says_before_the_text_that_another_cache_may_give_another(tight, cache):
+    done = call("generate", str(tight.path), "--prompt", "Document", "--max-new", "4", "--cache", cache)
+    other = {"full": "--cache none", "none": "a cache"}[cache]
+    told = f"decoding is not the whole row: with {other} the text may be another: {ROOM}"
+    assert [line for line in done.stderr.splitlines() if "moe." in line] == [told]
+    assert done.output.index(told) < done.output.index("Document")  # as they came
+    assert "moe." not in done.stdout
+    alone = call("generate", str(tight.path), "--prompt", "Document", "--max-new", "4", "--cache", cache, "--json")
+    assert told in alone.stderr
+    assert json.loads(alone.stdout).keys() == {
+        *("run", "sample", "prompt", "text", "tokens", "ended", "cache", "cache_bytes"),
+        *("prefill_tokens_per_s", "decode_tokens_per_s"),
+    }
+
+
+def test_the_text_does_differ(tight):
+    """What is said is so: of the same weights and the same draws, by a cache and without one."""
+    words = ["generate", str(tight.path), "--prompt", "Document 3 says", "--max-new", "200", "--temperature", "2"]
+    found = [json.loads(call(*words, "--json", "--cache", kind).stdout)["text"] for kind in ("full", "none")]
+    assert found[0] != found[1]
+
+
+def test_generating_where_rows_share_the_room_names_that_too(folder):
+    typed = ["moe=topk", "moe.n_experts=4", "moe.capacity_factor=1.5", *SHARED]
+    path = str(run_here(words(folder, *typed, "train.max_steps=1")).path)
+    done = call("generate", path, "--prompt", "a", "--max-new", "2", "--allow-noncausal")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("decoding is not the whole row: ")]
+    assert "with --cache none the text may be another, and so with other prompts beside it: " in line
+    assert "moe.capacity_factor=1.5" in line
+    assert "moe.group=batch" in line
+
+
+def test_generating_without_capacity_says_nothing_of_it(topk, folder):
+    shared = run_here(words(folder, "moe=topk", "moe.n_experts=4", *SHARED, "train.max_steps=1"))
+    for run in (topk, shared):
+        for cache in ("full", "none"):
+            done = call("generate", str(run.path), "--prompt", "a", "--max-new", "2", "--cache", cache)
+            assert done.exit_code == 0
+            assert "moe" not in done.stderr.replace(str(run.path), "")
+            assert len(done.stderr.splitlines()) == 1  # what it cost
+
+
 # ---------------------------------------------------------------- what is not causal
 
 

@@ -47,6 +47,17 @@ def test_a_batch_is_its_rows_alone(name, sampling):
     assert together.tokens == [generate(net, [p], max_new=12, sampling=sampling).tokens[0] for p in PROMPTS]
 
 
+@pytest.mark.parametrize("kind", [None, CacheKind(), CacheKind(window=3, sinks=2)], ids=str)
+@pytest.mark.parametrize("more", [{}, {"priority": "probability"}, {"overflow": "reroute"}], ids=str)
+def test_padding_takes_no_room_at_experts(more, kind):
+    """Rows of 1 to 11 tokens in one batch: each has the room of its own tokens, whatever stands before it."""
+    sizes = {"n_layers": 2, "d_model": 32, "n_heads": 4, "seq_len": 64}
+    moe = ("topk", {"n_experts": 4, "capacity_factor": 0.5, **more})
+    net = peaked(randomized(model(model=sizes, moe=moe)))
+    together = generate(net, PROMPTS, max_new=12, kind=kind).tokens
+    assert together == [generate(net, [p], max_new=12, kind=kind).tokens[0] for p in PROMPTS]
+
+
 @pytest.mark.parametrize("kind", [None, CacheKind("paged")], ids=["none", "paged"])
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_cache_changes_nothing(name, kind):

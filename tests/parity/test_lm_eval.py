@@ -83,6 +83,7 @@ PARTS = {
     "t5 window": {"pos": "t5", "attn": ("mha", {"window": 5})},
     "dynamic ntk": {"rope_scaling": ("dynamic_ntk", {"factor": 4.0, "original_len": 6})},
     "mla": {"attn": "mla"},
+    "little room": {"moe": ("topk", {"n_experts": 4, "capacity_factor": 0.5})},
 }
 
 
