@@ -39,7 +39,7 @@ def load(
 
 def results(path: str | Path = "runs") -> pandas.DataFrame:
     """One row per run: `run`, `state`, `hash`, its configuration by dotted key (`norm`, `norm.eps`, `optim.lr`, …), the
-    figures of its result (`val/loss`, …), and where it lies.
+    figures of its result (`val/loss`, …), why it is not causal (`noncausal`, else None), and where it lies.
 
     path: a folder of runs, or one run. Runs set aside are left out unless one is named. Never imports torch.
     """
@@ -64,5 +64,6 @@ def results(path: str | Path = "runs") -> pandas.DataFrame:
         figures = {"step": line.step, "val/loss": line.val_loss, "val/bits_per_byte": line.val_bits_per_byte}
         figures |= {"tokens_per_s": line.tokens_per_s, **line.result}
         own = {"run": line.name, "state": line.state, "hash": line.hash}
-        rows.append({**own, **config, **figures, "problem": line.problem, "path": line.path})
+        about = {"noncausal": line.noncausal, "problem": line.problem, "path": line.path}
+        rows.append({**own, **config, **figures, **about})
     return pandas.DataFrame(rows)

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from lmlab.runs.noncausal import labelled
+
 
 def count(n: float) -> str:
     """5.77M, 1.2k, 300."""
@@ -53,6 +55,7 @@ class Screen:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._latest: dict[str, Any] = {}
+        self.noncausal: str | None = None
         self.log: Callable[[str], None] | None = None
 
     def _print(self, text: Text) -> None:
@@ -91,9 +94,9 @@ class Screen:
             yield lambda text, share=None: bar.update(task, description=text, total=share and 1.0, completed=share or 0)
 
     @contextmanager
-    def training(self, steps: int, done: int) -> Iterator[None]:
-        """Live progress around the loop."""
-        self.steps, self.done_at_start = steps, done
+    def training(self, steps: int, done: int, noncausal: str | None = None) -> Iterator[None]:
+        """Live progress around the loop. noncausal: why tokens see later ones, in which case losses are labelled."""
+        self.steps, self.done_at_start, self.noncausal = steps, done, noncausal
         if not self.live:
             yield
             return
@@ -124,11 +127,11 @@ class Screen:
     def _line(self, step: int, row: dict[str, Any]) -> str:
         parts = [f"step {step}/{self.steps}"]
         if row.get("train/loss") is not None:
-            parts.append(f"loss {row['train/loss']:.4f}")
+            parts.append(labelled(f"loss {row['train/loss']:.4f}", self.noncausal))
         if row.get("val/loss") is not None:
-            parts.append(f"val {row['val/loss']:.4f}")
+            parts.append(labelled(f"val {row['val/loss']:.4f}", self.noncausal))
         if row.get("val/bits_per_byte") is not None:
-            parts.append(f"{row['val/bits_per_byte']:.4f} bits/byte")
+            parts.append(labelled(f"{row['val/bits_per_byte']:.4f} bits/byte", self.noncausal))
         if row.get("train/tokens_per_s"):
             parts.append(f"{row['train/tokens_per_s']:,.0f} tok/s")
         if row.get("mfu"):

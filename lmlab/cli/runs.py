@@ -22,6 +22,7 @@ One = Annotated[Optional[list[str]], typer.Argument(metavar="RUN [paths.runs=FOL
 Two = Annotated[Optional[list[str]], typer.Argument(metavar="RUN RUN [paths.runs=FOLDER]", help="path, name or hash")]
 KEY = "paths.runs="
 DATA = ("fingerprint", "tokenizer_hash")
+LOSSES = ("/loss", "/bits_per_byte")
 MISSING = "–"
 
 
@@ -85,6 +86,7 @@ def diff(words: Two = None, as_json: Json = False) -> None:
     """What differs between two runs: configuration, data, code, environment, results."""
     from lmlab.cli.tables import print_table
     from lmlab.runs.find import find
+    from lmlab.runs.noncausal import recorded
 
     (a, b), root = _split(words, 2)
     first, second = find(a, root), find(b, root)
@@ -92,7 +94,12 @@ def diff(words: Two = None, as_json: Json = False) -> None:
     if as_json:
         _say_json({"a": first.name, "b": second.name, **sections})
         return
-    rows = [(where, key, *map(_shown, pair)) for where, part in sections.items() for key, pair in part.items()]
+    whys = [recorded(run.manifest()) for run in (first, second)]
+    rows = [
+        (where, key, *(_figure(key, value, why) for value, why in zip(pair, whys, strict=True)))
+        for where, part in sections.items()
+        for key, pair in part.items()
+    ]
     if rows:
         print_table(("", "key", first.name, second.name), rows)
     else:
@@ -159,9 +166,11 @@ def _stale(lines: Sequence[RunSummary]) -> list[bool | None]:
 
 
 def _row(line: RunSummary) -> tuple[str, ...]:
+    from lmlab.runs.noncausal import labelled
+
     marks = [line.state, *(["stale"] if line.stale else []), *(["set aside"] if line.set_aside else [])]
     steps = MISSING if line.step is None else f"{line.step}/{line.steps}" if line.steps else str(line.step)
-    bits = MISSING if line.val_bits_per_byte is None else f"{line.val_bits_per_byte:.4f}"
+    bits = MISSING if line.val_bits_per_byte is None else labelled(f"{line.val_bits_per_byte:.4f}", line.noncausal)
     rate = MISSING if line.tokens_per_s is None else f"{line.tokens_per_s:,.0f}"
     return (
         line.name,
@@ -191,6 +200,13 @@ def _shown(value: Any) -> str:
     if value is None:
         return MISSING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _figure(key: str, value: Any, why: str | None) -> str:
+    """A value, labelled where it is a loss whose tokens saw later ones."""
+    from lmlab.runs.noncausal import labelled
+
+    return labelled(_shown(value), why if value is not None and key.endswith(LOSSES) else None)
 
 
 def _say(text: str) -> None:

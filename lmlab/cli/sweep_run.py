@@ -22,6 +22,7 @@ from lmlab.config.load import hydra_words
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, ConfigError, LmlabError, TrainingFailed, in_one_line, listed
 from lmlab.runs.layout import now
 from lmlab.runs.machine import free_host_bytes
+from lmlab.runs.noncausal import recorded
 from lmlab.runs.rundir import RunDir
 from lmlab.sweep import launch, pool
 from lmlab.sweep.folder import SweepFolder, sweep_name
@@ -221,7 +222,8 @@ class Sweep:
         if is_open(state, manifest, self.rule):
             return None
         loss = (manifest.get("result") or {}).get("val/loss")
-        return Outcome(state, member.path, loss if state == "finished" else None, manifest.get("error"))
+        good, why = state == "finished", recorded(manifest)
+        return Outcome(state, member.path, loss if good else None, manifest.get("error"), why)
 
     def _run_by_launcher(self, folder: SweepFolder) -> None:
         """Rounds over what is open. A launcher may lose its workers, and all it was given with them: then what is left

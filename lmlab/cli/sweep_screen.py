@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.progress import Screen, duration
+from lmlab.runs.noncausal import labelled, recorded
 from lmlab.sweep.pool import Job, Outcome
 from lmlab.sweep.slots import Slot
 
@@ -33,6 +34,7 @@ class Progress:
     steps: int | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+    noncausal: str | None = None
 
     @property
     def share(self) -> float:
@@ -50,10 +52,11 @@ def progress_of(path: Path | None) -> Progress:
     with suppress(OSError):
         rows = metrics.tail(path / METRICS, max_bytes=4096)
     last: dict[str, Any] = next((row for row in reversed(rows) if row.get("train/loss") is not None), {})
-    steps = None
+    steps, why = None, None
     with suppress(OSError, ValueError, AttributeError):
-        steps = (json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("resolved") or {}).get("steps")
-    return Progress(last.get("step", 0), steps, last.get("train/loss"), last.get("train/tokens_per_s"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        steps, why = (manifest.get("resolved") or {}).get("steps"), recorded(manifest)
+    return Progress(last.get("step", 0), steps, last.get("train/loss"), last.get("train/tokens_per_s"), why)
 
 
 @dataclass
@@ -112,7 +115,9 @@ class SweepScreen:
         seconds = time.monotonic() - job.started if job.started else None
         if seconds is not None and outcome.state == "finished":
             self.took_s.append(seconds)
-        figure = f"  val {outcome.loss:.4f} nats/token" if outcome.loss is not None else ""
+        figure = ""
+        if outcome.loss is not None:
+            figure = "  " + labelled(f"val {outcome.loss:.4f} nats/token", outcome.noncausal)
         why = f"  {outcome.error}" if outcome.error else ""
         took = f"  {duration(seconds)}" if seconds is not None else "  (was there)"
         more = ", tried again" if again else ""
@@ -164,7 +169,7 @@ class SweepScreen:
                 Text(job.name),
                 ProgressBar(total=1.0, completed=at.share, width=20),
                 f"{at.step}/{at.steps}" if at.steps else "starting",
-                "–" if at.loss is None else f"{at.loss:.4f}",
+                "–" if at.loss is None else labelled(f"{at.loss:.4f}", at.noncausal),
                 "–" if not at.tokens_per_s else f"{at.tokens_per_s:,.0f}",
                 duration(time.monotonic() - job.started),
             )

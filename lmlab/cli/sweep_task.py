@@ -144,7 +144,7 @@ class SweepTask:
             raise KeyboardInterrupt
         good = result.state == "finished" and isinstance(loss, float) and math.isfinite(loss)
         error = "the loss or the weights are not finite" if result.state == "diverged" else None
-        return Outcome(result.state, result.path, loss if good else None, error)
+        return Outcome(result.state, result.path, loss if good else None, error, result.figures.get("noncausal"))
 
     @staticmethod
     def _in_child() -> bool:

@@ -143,7 +143,7 @@ def run_loop(recorder: Recorder, state: State, every: Intervals) -> Result:
     loop = Loop(trainer.stepper, trainer.batches, schedule_of(plan), plan.steps, every, plan.flops_per_token, recorder)
     if every.probe is not None:
         loop.probe = StepProbe(trainer.master, trainer.twin.model, trainer.stepper.device)
-    with StopSignal() as stop, recorder.screen.training(plan.steps, state.step):
+    with StopSignal() as stop, recorder.screen.training(plan.steps, state.step, trainer.master.noncausal()):
         ended = loop.run(state, stop)
         exit_code = {"finished": EXIT_DONE, "stopped": stop.exit_code, "diverged": EXIT_FAILED}[ended]
         return conclude(recorder.run, trainer, state, ended, exit_code)

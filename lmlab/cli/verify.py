@@ -178,7 +178,7 @@ def replay(run: RunDir, steps: int | None, screen: Screen) -> Verdict:
         trainer.stepper, trainer.batches, schedule_of(plan), known["steps"], every, plan.flops_per_token, comparer
     )
     screen.note(f"replaying {last} steps of {run.path}")
-    with screen.training(last, 0), StopSignal() as stop:
+    with screen.training(last, 0, trainer.master.noncausal()), StopSignal() as stop:
         try:
             ended = loop.run(State(), stop)  # `_begun` has put back what it started from
         except _Stop:

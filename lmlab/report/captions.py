@@ -10,7 +10,7 @@ from lmlab.report.axes import canonical
 from lmlab.report.curve_svg import Frame
 from lmlab.report.facts import tokenizer_id
 from lmlab.report.model import BPB, LOSS, TRAIN_LOSS, Arm, Curve, Report
-from lmlab.report.tables import NOT_CAUSAL
+from lmlab.runs.noncausal import NOT_CAUSAL
 
 NAMED = 3  # arms that are named; of more than that, how many more
 UNLIKE = "nats per token: arms with another tokenizer do not compare"

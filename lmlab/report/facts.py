@@ -8,6 +8,7 @@ from typing import Any
 
 from lmlab.report.axes import shown
 from lmlab.report.model import Run
+from lmlab.runs.noncausal import recorded
 
 SPEED = " (matters for tok/s and memory only)"
 
@@ -96,8 +97,7 @@ def code(run: Run) -> str | None:
 
 def noncausal(run: Run) -> str | None:
     """Why tokens of the run's model see later ones, as it was recorded."""
-    why = run.manifest.get("noncausal")
-    return why if isinstance(why, str) and why else None
+    return recorded(run.manifest)
 
 
 def kernels(run: Run) -> dict[str, str]:

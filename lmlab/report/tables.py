@@ -8,9 +8,9 @@ from typing import Any
 from lmlab.report.axes import shown
 from lmlab.report.facts import noncausal
 from lmlab.report.model import BPB, Arm, Cell, Column, Delta, Run, Stat, Table
+from lmlab.runs.noncausal import labelled
 
 MISSING = Cell("–")
-NOT_CAUSAL = "not causal"
 BEST, TEST = "best/val/bits_per_byte", "test/bits_per_byte"
 BAD = ("diverged", "failed", "unreadable", "missing")
 FIGURES = (
@@ -83,15 +83,15 @@ def _value(value: Any, there: bool, mark: str) -> Cell:
 def _of_loss(cell: Callable[[Arm], Cell]) -> Callable[[Arm], Cell]:
     """A figure of a loss, labelled where tokens saw later ones."""
 
-    def labelled(arm: Arm) -> Cell:
+    def told(arm: Arm) -> Cell:
         return unlike(cell(arm), arm.facts.get("noncausal"))
 
-    return labelled
+    return told
 
 
 def unlike(cell: Cell, why: str | None) -> Cell:
     """`1.2 ± 0.1 (not causal)`; a cell without a figure, and any of a causal model, as it is."""
-    return cell if not why or cell.value is None else Cell(f"{cell.text} ({NOT_CAUSAL})", cell.value, "warn")
+    return cell if not why or cell.value is None else Cell(labelled(cell.text, why), cell.value, "warn")
 
 
 def _stat(metric: str, form: Callable[[float], str], spread: Callable[[float], str]) -> Callable[[Arm], Cell]:

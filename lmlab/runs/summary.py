@@ -10,6 +10,7 @@ from typing import Any
 from lmlab.errors import RunError
 from lmlab.runs import metrics
 from lmlab.runs.find import list_runs
+from lmlab.runs.noncausal import recorded
 from lmlab.runs.rundir import RunDir
 
 BPB, LOSS, RATE = "val/bits_per_byte", "val/loss", "train/tokens_per_s"
@@ -30,6 +31,7 @@ class RunSummary:
     steps: int | None = None
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
+    noncausal: str | None = None  # why tokens see later ones, so that its losses compare with no causal run's
     tokens_per_s: float | None = None
     started: str | None = None
     ended: str | None = None
@@ -55,6 +57,7 @@ def summarise(run: RunDir) -> RunSummary:
     line.result = _dict(manifest.get("result"))
     line.steps = _dict(manifest.get("resolved")).get("steps")
     line.started, line.ended = manifest.get("started"), manifest.get("ended")
+    line.noncausal = recorded(manifest)
     line.code_hash = manifest.get("code_hash")
     known = {key.replace("train/", ""): value for key, value in line.result.items()}
     if not {"step", LOSS, "tokens_per_s"} <= known.keys() or line.state in ("running", "interrupted"):

@@ -33,12 +33,14 @@ PRELOAD = ["lmlab.sweep.preload"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one try ended. state: a run's, or `busy` (another process has it), or `killed` (its process died)."""
+    """How one try ended. state: a run's, or `busy` (another process has it), or `killed` (its process died).
+    noncausal: why the loss is of tokens that saw later ones."""
 
     state: str
     path: Path | None = None
     loss: float | None = None
     error: str | None = None
+    noncausal: str | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Experts from the outside: what is printed before and after training, `lmlab eval`, `generate`, the sweep's table."""
+"""Experts from the outside: what is printed before and after training, `lmlab eval`, the sweep's table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from lmlab.cli.app import make_app
 from lmlab.cli.progress import Screen
-from lmlab.cli.run_one import result_lines
 from lmlab.cli.verify import replay
 from lmlab.runs import metrics
 from lmlab.runs.routing_names import FIGURES, LOAD, STABILITY, bars, name, parse
@@ -25,10 +24,6 @@ SMALL = "tokenizer=byte model=nano model.n_layers=2 model.d_model=32 model.n_hea
 SMALL += "train.batch_tokens=128 train.max_steps=12 train.eval_every_steps=4 train.log_every_steps=2 "
 SMALL += "train.precision=fp32 train.eval_tokens=256 wandb.mode=disabled"
 TOPK = ["moe=topk", "moe.n_experts=4", "moe.first_dense_layers=1"]
-LOOKS_AHEAD = {
-    "expert_choice": ["moe=expert_choice", "moe.n_experts=4"],
-    "probability": ["moe=topk", "moe.n_experts=4", "moe.capacity_factor=1.0", "moe.priority=probability"],
-}
 
 
 def words(folder: Path, *more: str) -> list[str]:
@@ -185,9 +180,7 @@ def test_with_capacity_the_difference_of_decoding_is_printed_with_its_reason(tig
     whole, alone = told["whole"]["bits_per_byte"], told["token_by_token"]["bits_per_byte"]
     assert abs(alone - whole) > 1e-5
     assert f"{alone:.4f} bits/byte token by token, {whole:.4f} whole ({alone - whole:+.4f})" in line
-    assert line.endswith(
-        "moe.capacity_factor=0.5: what an expert has room for depends on how many tokens the row has"
-    )
+    assert line.endswith("moe.capacity_factor=0.5: what an expert has room for depends on how many tokens the row has")
 
 
 def test_whole_rows_by_a_cache_are_the_loss_without_one_also_with_capacity(tight):
@@ -209,82 +202,6 @@ def test_without_capacity_nothing_is_said_of_decoding(topk):
     report = json.loads(done.stdout)
     assert "decoded" not in report
     assert report["caches"][0]["loss"] == pytest.approx(report["loss"], rel=1e-6)
-
-
-# ---------------------------------------------------------------- generate
-
-SHARED = ["moe.group=batch", "train.micro_batch=8"]
-ROOM = "moe.capacity_factor=0.5: what an expert has room for depends on how many tokens the row has"
-
-
-@pytest.mark.parametrize("cache", ["full", "none"])
-def test_generating_with_capacity_says_before_the_text_that_another_cache_may_give_another(tight, cache):
-    done = call("generate", str(tight.path), "--prompt", "Document", "--max-new", "4", "--cache", cache)
-    other = {"full": "--cache none", "none": "a cache"}[cache]
-    told = f"decoding is not the whole row: with {other} the text may be another: {ROOM}"
-    assert [line for line in done.stderr.splitlines() if "moe." in line] == [told]
-    assert done.output.index(told) < done.output.index("Document")  # as they came
-    assert "moe." not in done.stdout
-    alone = call("generate", str(tight.path), "--prompt", "Document", "--max-new", "4", "--cache", cache, "--json")
-    assert told in alone.stderr
-    assert json.loads(alone.stdout).keys() == {
-        *("run", "sample", "prompt", "text", "tokens", "ended", "cache", "cache_bytes"),
-        *("prefill_tokens_per_s", "decode_tokens_per_s"),
-    }
-
-
-def test_the_text_does_differ(tight):
-    """What is said is so: of the same weights and the same draws, by a cache and without one."""
-    words = ["generate", str(tight.path), "--prompt", "Document 3 says", "--max-new", "200", "--temperature", "2"]
-    found = [json.loads(call(*words, "--json", "--cache", kind).stdout)["text"] for kind in ("full", "none")]
-    assert found[0] != found[1]
-
-
-def test_generating_where_rows_share_the_room_names_that_too(folder):
-    typed = ["moe=topk", "moe.n_experts=4", "moe.capacity_factor=1.5", *SHARED]
-    path = str(run_here(words(folder, *typed, "train.max_steps=1")).path)
-    done = call("generate", path, "--prompt", "a", "--max-new", "2", "--allow-noncausal")
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("decoding is not the whole row: ")]
-    assert "with --cache none the text may be another, and so with other prompts beside it: " in line
-    assert "moe.capacity_factor=1.5" in line
-    assert "moe.group=batch" in line
-
-
-def test_generating_without_capacity_says_nothing_of_it(topk, folder):
-    shared = run_here(words(folder, "moe=topk", "moe.n_experts=4", *SHARED, "train.max_steps=1"))
-    for run in (topk, shared):
-        for cache in ("full", "none"):
-            done = call("generate", str(run.path), "--prompt", "a", "--max-new", "2", "--cache", cache)
-            assert done.exit_code == 0
-            assert "moe" not in done.stderr.replace(str(run.path), "")
-            assert len(done.stderr.splitlines()) == 1  # what it cost
-
-
-# ---------------------------------------------------------------- what is not causal
-
-
-@pytest.mark.parametrize("kind", LOOKS_AHEAD)
-def test_what_sees_later_tokens_is_labelled_and_not_generated_with(kind, folder):
-    done = run_here(words(folder, *LOOKS_AHEAD[kind]))
-    why = RunDir.open(done.path).manifest()["noncausal"]
-    assert LOOKS_AHEAD[kind][-1].split("=")[0] in why or LOOKS_AHEAD[kind][0] in why
-    assert (
-        result_lines(done)[-1]
-        == f"  not causal: loss, perplexity and bits/byte are of tokens that see later ones ({why})"
-    )
-    shown = call("eval", str(done.path)).stdout.splitlines()
-    assert shown[1] == f"not causal: loss, perplexity and bits/byte are of tokens that see later ones ({why})"
-    assert json.loads(call("eval", str(done.path), "--json").stdout)["noncausal"] == why
-    refused = call("generate", str(done.path), "--prompt", "a").exception
-    assert refused.message == f"this model is not causal: {why}"
-    assert "--allow-noncausal" in refused.hint
-    assert call("generate", str(done.path), "--prompt", "a", "--max-new", "4", "--allow-noncausal").exit_code == 0
-
-
-def test_what_is_causal_generates(topk, tight):
-    for run in (topk, tight):
-        assert call("generate", str(run.path), "--prompt", "a", "--max-new", "4").exit_code == 0
-        assert "noncausal" not in run.figures
 
 
 # ---------------------------------------------------------------- sweep
