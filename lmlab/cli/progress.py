@@ -125,13 +125,11 @@ class Screen:
         self._print(Text(f"    “{text}”", style="dim italic"))
 
     def _line(self, step: int, row: dict[str, Any]) -> str:
-        parts = [f"step {step}/{self.steps}"]
-        if row.get("train/loss") is not None:
-            parts.append(labelled(f"loss {row['train/loss']:.4f}", self.noncausal))
-        if row.get("val/loss") is not None:
-            parts.append(labelled(f"val {row['val/loss']:.4f}", self.noncausal))
-        if row.get("val/bits_per_byte") is not None:
-            parts.append(labelled(f"{row['val/bits_per_byte']:.4f} bits/byte", self.noncausal))
+        losses = {"train/loss": "loss {:.4f}", "val/loss": "val {:.4f}", "val/bits_per_byte": "{:.4f} bits/byte"}
+        parts = [form.format(row[key]) for key, form in losses.items() if row.get(key) is not None]
+        if parts:
+            parts[-1] = labelled(parts[-1], self.noncausal)
+        parts.insert(0, f"step {step}/{self.steps}")
         if row.get("train/tokens_per_s"):
             parts.append(f"{row['train/tokens_per_s']:,.0f} tok/s")
         if row.get("mfu"):
