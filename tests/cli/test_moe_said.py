@@ -139,6 +139,7 @@ def test_a_difference_of_runs_labels_the_side_that_is_not_causal(folder, topk):
     assert "not causal" not in step
 
 
+@pytest.mark.slow
 def test_a_sweep_labels_the_losses_of_its_members(folder, capfd):
     typed = words(folder / "swept", "moe=topk,expert_choice", "moe.n_experts=4", "train.max_steps=2")
     for when in ("trained", "was there"):
