@@ -28,7 +28,7 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 test: setup ## the whole suite (about 6 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 --dist worksteal --ignore=tests/parity tests
 
-test-slow: setup ## sweeps under every launcher, killed runs, presets on every row, a wheel, tasks of lm_eval (about 10 minutes)
+test-slow: setup ## sweeps under every launcher, killed runs, presets on every row, a wheel, tasks of lm_eval (about 5 minutes)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m slow tests
 
 test-parity: setup ## against transformers on tiny random models, import and export (under 2 minutes)
