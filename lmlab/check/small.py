@@ -39,7 +39,8 @@ def small(arch: Arch) -> Arch:
 
 
 def _experts(arch: Arch, by_width: float) -> MoESpec:
-    """At most 16 experts, in as many groups as before where these divide them, and as wide as the model is now."""
+    """At most 16 experts, in as many groups as before where these divide them, and as wide as the model is now. A token
+    still leaves some out, and an expert has room for as small a share of the tokens that would fill it."""
     moe: Any = arch.moe
     E, width = getattr(moe, "n_experts", 0), getattr(moe, "d_expert", None)
     few = E if E <= EXPERTS else EXPERTS
@@ -48,10 +49,14 @@ def _experts(arch: Arch, by_width: float) -> MoESpec:
     limited = getattr(moe, "n_limited_groups", None)
     limited = None if limited is None else min(limited, groups - 1)
     most = few if limited is None else few // groups * limited
+    k = getattr(moe, "top_k", 1)
+    fewer = k if few == E else few if k == E else min(k, few // 2, most)
+    room = getattr(moe, "capacity_factor", None)
     return given(
         moe,
         n_experts=few,
-        top_k=min(getattr(moe, "top_k", 1), most),
+        top_k=fewer,
+        capacity_factor=room if room is None or few == E else room * few * k / (E * fewer),
         n_expert_groups=groups,
         n_limited_groups=limited,
         d_expert=None if width is None else max(1, min(round(width * by_width), 8 * arch.model.d_model)),

@@ -228,6 +228,27 @@ def test_rows_that_formulas_imply_are_left_out_where_these_are_met(state: str) -
     assert [row.name for row in found] == [name for name in PAIR if state != "pass" or name not in IMPLIED]
 
 
+@pytest.mark.parametrize(
+    ("line", "experts", "k", "room"),
+    [
+        ("moe=topk moe.n_experts=64 moe.capacity_factor=10 moe.priority=probability", 16, 2, 2.5),  # of 32, of 8
+        ("moe=topk moe.n_experts=64 moe.top_k=32 moe.capacity_factor=1.5", 16, 8, 1.5),
+        ("moe=topk moe.n_experts=64 moe.top_k=64", 16, 16, None),
+        ("moe=topk moe.n_experts=6 moe.capacity_factor=0.7", 6, 2, 0.7),
+        ("moe=expert_choice moe.n_experts=64 moe.capacity_factor=32", 16, 1, 8.0),
+        ("moe=topk moe.n_experts=32 moe.top_k=3 moe.n_expert_groups=16 moe.n_limited_groups=2", 16, 3, None),
+    ],
+)
+def test_fewer_experts_leave_out_as_large_a_share(line: str, experts: int, k: int, room: float | None) -> None:
+    moe = small(composed(line).arch).moe
+    assert (moe.n_experts, getattr(moe, "top_k", 1), moe.capacity_factor) == (experts, k, room)
+
+
+def test_a_capacity_that_seldom_binds_is_seen_to_look_ahead() -> None:
+    line = "moe=topk moe.n_experts=64 moe.capacity_factor=4 moe.priority=probability"
+    assert row_of(line, "causality").state == "known"
+
+
 @pytest.mark.slow
 def test_all_asks_in_processes_and_counts_what_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
