@@ -130,7 +130,7 @@ def norm_topk(e: Experiment) -> Found | None:
 def all_experts(e: Experiment) -> Found | None:
     """Fields that choose among experts, where a token goes through them all."""
     m = e.moe
-    if not isinstance(m, TopK) or m.top_k != m.n_experts or m.n_experts == 1:
+    if not isinstance(m, TopK) or m.top_k != m.n_experts or (m.n_experts == 1 and not learns(m)):
         return None
     said = f"every token goes through all `moe.n_experts` {m.n_experts}"
     if m.balance != "none" and (m.balance == "aux_free" or as_usual(m, "aux_coef")):

@@ -126,6 +126,11 @@ MORE = [
     ),
     ("moe=topk moe.n_experts=1", "`moe.n_experts` is 1: its weight is always 1", "moe=none"),
     ("moe=expert_choice moe.n_experts=1", "`moe.n_experts` is 1: its weight is always 1", "moe=none"),
+    (
+        "moe=topk moe.n_experts=1 moe.top_k=1 moe.norm_topk=false moe.score=sigmoid moe.balance=aux_free",
+        "`moe.balance` is aux_free, and every token",
+        "use moe.balance=none",
+    ),
     ("moe=topk moe.top_k=8 moe.balance=aux_free", "`moe.balance` is aux_free, and every token", "moe.balance=none"),
     (
         "moe=topk moe.top_k=8 moe.overflow=reroute moe.capacity_factor=0.5",
