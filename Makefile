@@ -25,7 +25,7 @@ demo: setup ## norm × position on the embedded corpus, two seeds each, and thei
 	@echo "       .venv/bin/lmlab sweep norm=rmsnorm,layernorm attn=mha,gqa --dry-run"
 	@echo "       .venv/bin/lmlab train norm=rmsnorm pos=rope attn=gqa"
 
-test: setup ## the whole suite (about 6 minutes on 2 cores)
+test: setup ## the whole suite (about 5 minutes on 2 cores)
 	$(PYTHON) -m pytest -n 2 --dist worksteal --ignore=tests/parity tests
 
 test-slow: setup ## sweeps under every launcher, killed runs, presets on every row, a wheel, tasks of lm_eval (about 5 minutes)

@@ -35,6 +35,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow  # the covering array has every option too
 @pytest.mark.parametrize(("group", "label"), OPTIONS, ids=[f"{g}={label}" for g, label in OPTIONS])
 def test_every_option_passes_the_quick_rows(group: str, label: str) -> None:
     part: dict[str, Any] = {group: entries(group)[label].make()}

@@ -189,6 +189,7 @@ def test_what_is_not_causal_is_refused(run, monkeypatch):
     assert call(str(run), "--prompt", "a", "--allow-noncausal").exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--json", "--samples", "999"]], ids=["streamed", "json"])
 def test_a_reader_that_leaves_ends_it_quietly(run, more):
     line = [sys.executable, "-m", "lmlab", "generate", str(run), "--prompt", "Fellow citizens", *more]

@@ -285,6 +285,7 @@ def die_at(n: int) -> None:
         setattr(owner, name, counted(getattr(owner, name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True], ids=["first", "force"])
 def test_killed_at_any_moment_the_next_one_succeeds(cache: Path, tmp_path: Path, force: bool) -> None:
     data = corpus(tmp_path / "small", 16)
