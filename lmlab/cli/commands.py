@@ -16,6 +16,7 @@ MODULES = (
     "report",
     "verify",
     "check",
+    "bench",
     "import",
     "export",
     "options",
@@ -24,7 +25,7 @@ MODULES = (
     "data",
     "completion",
 )
-OVERRIDES = ("train", "sweep", "eval", "generate", "check", "import")  # commands that take key=value
+OVERRIDES = ("train", "sweep", "eval", "generate", "check", "import", "bench")  # commands that take key=value
 EVERYWHERE = ("--help", "--debug")
 
 

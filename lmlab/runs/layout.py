@@ -18,8 +18,8 @@ from lmlab.runs.files import sync_dir
 
 CONFIG, MANIFEST, METRICS, LOG = "config.yaml", "manifest.json", "metrics.jsonl", "log.txt"
 CHECKPOINTS, TOKENIZER, EVAL, PLUGINS = "checkpoints", "tokenizer", "eval", "plugins"
-SWEEPS, REPORTS = "sweeps", "reports"
-NOT_RUNS = (SWEEPS, REPORTS)  # folders that lie beside the runs
+SWEEPS, REPORTS, BENCH = "sweeps", "reports", "bench"
+NOT_RUNS = (SWEEPS, REPORTS, BENCH)  # folders that lie beside the runs
 SWEEP_PLAN, SWEEP_LEDGER = "sweep.json", "ledger.jsonl"  # in runs/sweeps/<name>/
 ASIDE = ".old-"  # a checkpoint of the same step that was being replaced when its writer was killed
 _STEP = re.compile(rf"^({re.escape(ASIDE)})?step-(\d{{8,}})$")

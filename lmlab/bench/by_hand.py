@@ -1,0 +1,87 @@
+"""The default's net as one would write it for itself: one file, no parts to choose, the same operations underneath.
+
+What it is faster than the composed model is the price of composing. RMSNorm, prenorm, RoPE (half), grouped heads,
+SwiGLU, a tied head; weights are taken from a composed model, so that both start from one loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmlab.config.tree import Experiment
+from lmlab.kernels.attention import Rendered
+from lmlab.kernels.scores import Scores
+from lmlab.model.transformer import Output, Transformer
+
+PARTS = {"norm": "rmsnorm", "block": "prenorm", "pos": "rope", "rope_scaling": "none", "ffn": "swiglu", "moe": "none"}
+
+
+def same_net(exp: Experiment) -> bool:
+    """Whether the composition is the one that is written here."""
+    attn: Any = exp.attn
+    named = {group: getattr(exp, group).name for group in PARTS}
+    plain = attn.name in ("mha", "gqa", "mqa") and not (attn.window or attn.softcap or attn.dropout or attn.bias_qkv)
+    return named == PARTS and plain and exp.model.tie_embeddings and attn.qk_norm == "none"
+
+
+def of(exp: Experiment, net: Transformer) -> ByHand:
+    """The composed net's weights in the net by hand."""
+    norm, pos, attn = (cast(Any, part) for part in (exp.norm, exp.pos, exp.attn))
+    return ByHand(net, eps=norm.eps, theta=pos.theta, scale=attn.scale)
+
+
+class Layer(nn.Module):
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        attn, ffn = block.attn, block.ffn
+        self.norm1, self.norm2 = block.norm1.weight, block.norm2.weight
+        self.q, self.k, self.v, self.o = (m.weight for m in (attn.q, attn.k, attn.v, attn.o))
+        self.gate, self.up, self.down = (m.weight for m in (ffn.gate, ffn.up, ffn.down))
+
+
+class ByHand(nn.Module):
+    """Called as a Transformer is: net(tokens, positions, targets_BT=, weights_BT=) -> Output."""
+
+    def __init__(self, net: Transformer, *, eps: float, theta: float, scale: float | None) -> None:
+        super().__init__()
+        self.embed, self.norm = net.embed.weight, net.norm.weight  # type: ignore[union-attr]
+        self.layers = nn.ModuleList(Layer(block) for block in net.blocks)
+        self.C, self.ops, self.eps, self.theta = net.dims.head_dim, net.ops, eps, theta
+        self.scale, self.logit_scale = self.C**-0.5 if scale is None else scale, net.logit_scale
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        *,
+        documents_BT: None,
+        targets_BT: Tensor,
+        weights_BT: Tensor,
+    ) -> Output:
+        ops, (B, T) = self.ops, tokens_BT.shape
+        x = ops.embedding(tokens_BT, self.embed)
+        turns = positions_BT[:1, :, None].double() * self.theta ** -(
+            torch.arange(0, self.C, 2, device=x.device).double() / self.C
+        )
+        cos, sin = turns.cos().to(x.dtype)[:, :, None], turns.sin().to(x.dtype)[:, :, None]
+        scores = Scores(causal=True)
+        backend = "dense" if T <= 512 and x.dtype != torch.float32 and x.device.type == "cpu" else "sdpa"
+        mask: Rendered = ops.render[backend](scores, T, T, x.dtype, x.device)
+        layers: list[Any] = list(self.layers)
+        for layer in layers:
+            h = ops.rms_norm(x, layer.norm1, self.eps)
+            q, k, v = (p.view(B, T, -1, self.C) for p in ops.fan(h, (layer.q, layer.k, layer.v), None))
+            q, k = ops.rope["half"](q, cos, sin), ops.rope["half"](k, cos, sin)
+            h = ops.attention[backend](q, k, v, scores, mask, scale=self.scale)
+            x = x + h.reshape(B, T, -1) @ layer.o.T
+            h = ops.rms_norm(x, layer.norm2, self.eps)
+            x = x + ops.gates["swiglu"](h @ layer.gate.T, h @ layer.up.T) @ layer.down.T
+        h = ops.rms_norm(x, self.norm, self.eps).flatten(0, 1)
+        loss = ops.linear_cross_entropy(h, self.embed, targets_BT.flatten(), weights_BT.flatten(), self.logit_scale)
+        return Output(None, loss, ())
+
+    def after_step(self, loads: Any) -> None:
+        """Nothing is done between steps."""

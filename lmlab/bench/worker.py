@@ -1,0 +1,147 @@
+"""A contender in a process of its own: its allocator, its memory, its compiled code; the parent says when it may run.
+
+Workers wait at a pipe while others run, so that turns are taken on the whole machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lmlab.errors import LmlabError
+
+CLEAR_PEAK = "5"  # what /proc/self/clear_refs takes to begin the peak of resident memory anew
+
+
+@dataclass(frozen=True)
+class Job:
+    """make: a function of `words`, found by name in a child process, that makes a Contender. labels: what is said of
+    it. malloc: lmlab's setting of the allocator."""
+
+    name: str
+    make: Callable[..., Any]
+    words: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
+    malloc: bool = True
+
+    def said(self) -> str:
+        """`transformers, llama, compiled, its own allocator`."""
+        labels = [k if v is True else v for k, v in self.labels.items() if v is not False]
+        return ", ".join([self.name, *labels, "lmlab's allocator setting" if self.malloc else "its own allocator"])
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What is known after the first step, which compiles where anything is compiled."""
+
+    n_parameters: int
+    tokens: int
+    first_step_s: float
+    first_loss: float
+
+
+class Worker:
+    """A running job. `ready` waits for its first step; raises LmlabError when that fails."""
+
+    def __init__(self, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.job = job
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, job), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.ready: Ready = self._answer()
+        self.done = 1
+
+    def seconds(self, steps: int) -> float:
+        """Of the next `steps` steps."""
+        took, self.loss = self._ask("run", self.done, steps)
+        self.done += steps
+        return float(took)
+
+    def breakdown(self, steps: int) -> dict[str, float]:
+        """Seconds of a step by what they went into."""
+        parts = self._ask("breakdown", self.done, steps)
+        self.done += steps
+        return dict(parts)
+
+    def peak_bytes(self) -> int:
+        """The most memory that building and training took, above what the imports had taken."""
+        return int(self._ask("peak"))
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join(5)
+        self._process.kill()
+
+    def _ask(self, *request: Any) -> Any:
+        self._pipe.send(request)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            why = f"`{self.job.name}` ended with status {self._process.exitcode}"
+            raise LmlabError(why, "see what it printed; a smaller model= takes less memory") from None
+        if kind == "error":
+            raise LmlabError(
+                f"`{self.job.name}` failed: {value}",
+                "`pip install .[bench]` brings the versions that it was written for",
+            )
+        return value
+
+
+def _serve(pipe: Connection, job: Job) -> None:
+    """The child: build, step once, then do as it is told until the pipe is closed."""
+    from lmlab.train.device import tune_malloc
+
+    try:
+        if job.malloc:
+            tune_malloc()
+        before = _memory_begins()
+        contender = job.make(list(job.words), **job.settings)
+        first_step_s, loss = contender.seconds(0, 1)
+        pipe.send(("ok", Ready(contender.n_parameters, contender.tokens, first_step_s, loss)))
+        peak = functools.partial(_memory_peak, contender.device, before)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while True:
+            what, *given = pipe.recv()
+            ask = {"run": contender.seconds, "breakdown": contender.breakdown, "peak": peak}[what]
+            pipe.send(("ok", ask(*given)))
+    except EOFError:
+        pass
+    except Exception as error:
+        pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+    os._exit(0)  # what is still alive needs no destructors, and libraries complain in theirs
+
+
+def _memory_begins() -> int:
+    """Resident bytes now; the peak counts from here."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
+    return _status("VmRSS")
+
+
+def _memory_peak(device: Any, before: int) -> int:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024

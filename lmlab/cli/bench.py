@@ -1,0 +1,83 @@
+"""`lmlab bench`: speed and memory against this machine's limits and against other libraries, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from lmlab.bench.result import Result
+
+KINDS = {
+    "train": "a composition: tokens/s, MFU, where a step's time goes, memory, the price of composing",
+    "variants": "every option of every group beside the default, at equal FLOPs",
+    "peers": "transformers, litgpt, x-transformers and a nanoGPT at the same shapes",
+}
+SIZES = ("model", "tokenizer", "train.batch_tokens", "train.precision", "data", "device", "seed", "paths", "compile")
+OF_PARTS = ("kernels", "attn.n_kv_heads", "ffn.d_ff", "optim.lr")
+EPILOG = " · ".join(f"{kind}: {what}" for kind, what in KINDS.items())
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench", epilog=EPILOG)(bench)
+
+
+def bench(
+    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS), help="what is measured", show_default=False)],
+    overrides: Annotated[
+        Optional[list[str]], typer.Argument(metavar="KEY=VALUE", help="what to change from the default")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, metavar="N", help="turns that each contender takes")] = 7,
+    out: Annotated[Optional[str], typer.Option(metavar="DIR", help="where JSON and figure go (runs/bench)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="everything measured, as JSON on stdout")] = False,
+) -> None:
+    """Measure here and now: contenders take turns, ratios are taken within a turn and printed with their spread."""
+    import importlib
+    from pathlib import Path
+
+    from lmlab.bench.result import save
+    from lmlab.cli.open_run import refuse_keys
+    from lmlab.cli.progress import Screen
+    from lmlab.errors import ConfigError, nearest
+    from lmlab.inherit import refuse_run
+    from lmlab.opened import runs_root
+
+    words = overrides or []
+    if kind not in KINDS:
+        guess = nearest(kind, list(KINDS))
+        raise ConfigError(f"`{kind}` is not a benchmark", f"use {guess or ', '.join(KINDS)}")
+    refuse_words(words)
+    refuse_run(words, "lmlab bench")
+    if kind == "peers":
+        refuse_keys(words, (*SIZES, *OF_PARTS), "`lmlab bench peers`, whose parts are its peers'")
+    screen = Screen()
+    result = importlib.import_module(f"lmlab.bench.{kind}").run(words, rounds=rounds, said=screen.note)
+    paths = save(result, Path(out).expanduser() if out is not None else runs_root(words) / "bench")
+    show(result, as_json)
+    screen.note(f"wrote {', '.join(map(str, paths))}")
+
+
+def refuse_words(words: Sequence[str]) -> None:
+    """Raises ConfigError for an argument that sets nothing."""
+    from lmlab.errors import ConfigError, raise_all
+
+    stray = [word for word in words if "=" not in word]
+    raise_all(
+        [ConfigError(f"`{word}` is no key=value", "`lmlab bench --help` lists what is measured") for word in stray]
+    )
+
+
+def show(result: Result, as_json: bool) -> None:
+    from lmlab.cli.tables import print_table
+    from lmlab.runs.files import to_json
+
+    if as_json:
+        print(to_json(result.as_dict()))
+        return
+    table: Any = result.table
+    print_table(result.head, table)
+    print()
+    for line in result.said:
+        print(line)
