@@ -205,6 +205,7 @@ def _costs(found: Generated, cache: str) -> dict[str, Any]:
     return {
         "cache": cache,
         "cache_bytes": found.cache_bytes,
+        "decode_path": found.decode_path,
         "prefill_tokens_per_s": found.prefill_tokens_per_s,
         "decode_tokens_per_s": found.decode_tokens_per_s if found.decode_tokens else None,
     }
@@ -215,6 +216,8 @@ def _cost_line(found: Generated, cache: str) -> str:
 
     parts = [f"prefill {found.prefill_tokens:,} tokens, {found.prefill_tokens_per_s:,.0f} tokens/s"]
     if found.decode_tokens:
-        parts.append(f"decode {found.decode_tokens:,} tokens, {found.decode_tokens_per_s:,.0f} tokens/s")
+        parts.append(
+            f"decode {found.decode_tokens:,} tokens, {found.decode_tokens_per_s:,.0f} tokens/s, {found.decode_path}"
+        )
     parts.append(f"cache {cache}" + (f", {gib(found.cache_bytes)}" if found.cache_bytes else ""))
     return " · ".join(parts)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmlab.errors import LmlabError, RunError
 from lmlab.generate.sampling import GREEDY, Sampling, allowed, pick, uniforms
+from lmlab.generate.step import Step, whole
 from lmlab.model.cache import FULL, Cache, CacheKind
 from lmlab.model.transformer import Transformer
 
@@ -31,6 +32,7 @@ class Generated:
     prefill_s: float = 0.0
     decode_tokens: int = 0  # one forward pass each, of all rows, those after an end too; the prefill gives the first
     decode_s: float = 0.0
+    decode_path: str = ""  # how a step was computed, and why not by a CUDA graph
     cache_bytes: int = 0
 
     @property
@@ -108,7 +110,8 @@ def generate(
             found.prefill_s = _now(device) - begun
             copies = [prompt for prompt in prompts for _ in range(samples)]
             uniform_BN = uniforms(sampling, copies, max_new).to(device)
-            step = _Step(model, rows, cache)
+            step = Step(model, rows, cache, max_new)
+            found.decode_path = step.path
             begun = _now(device)
             out_BN = _decoded(step, logits_BV, uniform_BN, sampling, ends, forbidden_V, on_tokens)
             found.decode_s = _now(device) - begun
@@ -132,7 +135,7 @@ def _now(device: torch.device) -> float:
 def _prefilled(model: Transformer, rows: Rows, cache: Optional[Cache]) -> Tensor:
     """(B, V) logits after the prompts."""
     if cache is None:
-        return _whole(model, rows)
+        return whole(model, rows)
     T = rows.tokens_BT.shape[1]
     for start in range(0, T, CHUNK):
         part = slice(start, start + CHUNK)
@@ -148,34 +151,8 @@ def _prefilled(model: Transformer, rows: Rows, cache: Optional[Cache]) -> Tensor
     return logits_B1V[:, -1]
 
 
-def _whole(model: Transformer, rows: Rows) -> Tensor:
-    """(B, V) logits of the rows' last tokens, the rows computed from their beginning."""
-    more = {"valid_BT": rows.valid_BT, "length_BT": rows.declared_B1}
-    logits_B1V = model(rows.tokens_BT, rows.positions_BT, last=1, **more).logits_BTV
-    assert logits_B1V is not None
-    return logits_B1V[:, -1]
-
-
-class _Step:
-    """Feeds one token of each row and gives the logits after it."""
-
-    def __init__(self, model: Transformer, rows: Rows, cache: Optional[Cache]) -> None:
-        self.model, self.rows, self.cache = model, rows, cache
-        self.positions_B1 = rows.lengths_B1.clone()
-
-    def __call__(self, ids_B: Tensor) -> Tensor:
-        if self.cache is None:
-            self.rows.add(ids_B)
-            return _whole(self.model, self.rows)
-        asked = {"length_BT": self.rows.declared_B1, "cache": self.cache}
-        logits_B1V = self.model(ids_B[:, None], self.positions_B1, **asked).logits_BTV
-        self.positions_B1 = self.positions_B1 + 1
-        assert logits_B1V is not None
-        return logits_B1V[:, -1]
-
-
 def _decoded(
-    step: _Step,
+    step: Step,
     logits_BV: Tensor,
     uniform_BN: Tensor,
     sampling: Sampling,

@@ -242,6 +242,7 @@ class Cache:
             self.layers.append(LayerCache(layout, STORAGES[kind.storage]))
         self.layouts = list(layouts.values())
         self.length_B1: Optional[Tensor] = None
+        self.fixed = False  # by lmlab/model/fixed.py
         self._fed: list[tuple[Tensor, Tensor]] = []
         self._parameters = list(model.parameters())
         self._versions = self._changes()
@@ -267,7 +268,8 @@ class Cache:
         if self.model.pos.needs_length:
             self._declare(length_BT)
         positions_BT = positions_BT.expand(tokens_BT.shape)
-        self._fed.append((tokens_BT, positions_BT))
+        if not self.fixed:
+            self._fed.append((tokens_BT, positions_BT))
         for layout in self.layouts:
             layout.begin(positions_BT, valid_BT)
 
@@ -281,6 +283,8 @@ class Cache:
             raise LmlabError(
                 "this scaling of rotations asks how long each row will be", "give length_BT (B, 1) with a cache"
             )
+        if self.length_B1 is length_BT:
+            return
         if self.length_B1 is not None and not torch.equal(self.length_B1, length_BT):
             raise LmlabError("the rows' length is not the one that the cache was begun with", "fill a new cache")
         self.length_B1 = length_BT
@@ -296,13 +300,17 @@ class Cache:
                 )
 
     def prefix(self) -> Prefix:
-        """What it was filled by."""
+        """What it was filled by. Raises LmlabError once it is fixed: from then on nobody keeps count."""
+        if self.fixed:
+            raise LmlabError("a fixed cache does not know what it was filled by", "ask before it is fixed")
         tokens, positions = (torch.cat(parts, 1) for parts in zip(*self._fed, strict=True))
         return prefix_of(self.model, tokens, positions, self.kind, length_B1=self.length_B1)
 
     def fork(self, n: int, expected: Optional[Prefix] = None) -> None:
         """n copies of each row, to go on in n ways. Raises LmlabError, naming what differs, when the cache was not
         filled by what the caller takes it for (None: who forks it has filled it)."""
+        if self.fixed:
+            raise LmlabError("a fixed cache can't be forked", "fork it before it is fixed")
         if expected is not None:
             own = self.prefix()
             names = [name for name in vars(own) if getattr(own, name) != getattr(expected, name)]

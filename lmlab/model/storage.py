@@ -47,6 +47,20 @@ class Storage:
     def write(self, slots: Span, new_BTKC: Tensor) -> None:
         self.tensors[0][:, :, slots[0] : slots[1]] = new_BTKC.transpose(1, 2)
 
+    def put(self, slot_1: Tensor, new_B1KC: Tensor) -> None:
+        """One token of each row into the slot that a tensor names: nobody looks at it."""
+        for tensor, part in zip(self.tensors, self.parts(new_B1KC), strict=True):
+            tensor.index_copy_(2, slot_1, part.transpose(1, 2))
+
+    def clear(self, start: int) -> None:
+        """Zeros in the slots from `start` on."""
+        for tensor in self.tensors:
+            tensor[:, :, start:] = 0
+
+    def parts(self, new_BTKC: Tensor) -> tuple[Tensor, ...]:
+        """What lies in each tensor of what is written."""
+        return (new_BTKC,)
+
     def read(self, slots: Span) -> Tensor:
         """(B, s, K, C): a view where nothing has to be computed."""
         return self.tensors[0][:, :, slots[0] : slots[1]].transpose(1, 2)
@@ -72,7 +86,7 @@ class Quantized(Storage):
         return [whole, like_BTKC.new_empty(self.B, self.K, n, 1, dtype=torch.bfloat16)]
 
     def write(self, slots: Span, new_BTKC: Tensor) -> None:
-        for tensor, part in zip(self.tensors, self._apart(new_BTKC), strict=True):
+        for tensor, part in zip(self.tensors, self.parts(new_BTKC), strict=True):
             tensor[:, :, slots[0] : slots[1]] = part.transpose(1, 2)
 
     def read(self, slots: Span) -> Tensor:
@@ -80,9 +94,9 @@ class Quantized(Storage):
         return self._joined(whole, factor)
 
     def as_read(self, new_BTKC: Tensor) -> Tensor:
-        return self._joined(*self._apart(new_BTKC))
+        return self._joined(*self.parts(new_BTKC))
 
-    def _apart(self, x_BTKC: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, x_BTKC: Tensor) -> tuple[Tensor, Tensor]:
         factor = (x_BTKC.abs().amax(-1, keepdim=True) / 127).to(torch.bfloat16)
         divisor = factor.to(x_BTKC.dtype)
         whole = (x_BTKC / divisor.masked_fill(divisor == 0, 1.0)).round().clamp(-127, 127)
