@@ -7,8 +7,9 @@ CUDA it is always compiled; on the CPU it runs uncompiled, forward only, with th
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,23 @@ BLOCK = 128
 
 
 def render_flex(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torch.device) -> Any:
-    """A torch BlockMask, made a row of blocks at a time; None where everything is seen."""
+    """A torch BlockMask, made a row of blocks at a time; None where everything is seen. Which blocks those are is kept
+    where only length, causality and window say so."""
     if device.type == "meta" or scores.seen(range(1), range(1), T, S, device) is None:
         return None
+    by_data = (scores.documents, scores.valid_BS, scores.kept_BS)
+    kept = all(part is None for part in by_data)
+    blocks: Any = _static(scores.causal, scores.window, T, S, device) if kept else _blocks(scores, T, S, device)
+    return BlockMask.from_kv_blocks(*blocks, BLOCK, _mask_mod(scores, T, S), (T, S))
+
+
+@functools.lru_cache(maxsize=32)
+def _static(causal: bool, window: Optional[int], T: int, S: int, device: torch.device) -> tuple[Tensor, ...]:
+    return _blocks(Scores(causal=causal, window=window), T, S, device)
+
+
+def _blocks(scores: Scores, T: int, S: int, device: torch.device) -> tuple[Tensor, ...]:
+    """(how many, which) blocks of keys each block of queries sees in part, then in whole."""
     counts = []  # pairs seen in each block
     for first in range(0, T, BLOCK):
         seen = scores.seen(range(first, min(first + BLOCK, T)), range(S), T, S, device)
@@ -33,8 +48,7 @@ def render_flex(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torc
         counts.append(F.pad(seen.sum(2), (0, -S % BLOCK)).unflatten(-1, (-1, BLOCK)).sum(-1))
     counts_BHQK = torch.stack(counts, 2)
     whole = counts_BHQK == BLOCK * BLOCK
-    blocks = (*_listed((counts_BHQK > 0) & ~whole), *_listed(whole))
-    return BlockMask.from_kv_blocks(*blocks, BLOCK, _mask_mod(scores, T, S), (T, S))
+    return *_listed((counts_BHQK > 0) & ~whole), *_listed(whole)
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,6 +92,12 @@ def _score_mod(scores: Scores) -> Callable[..., Tensor]:
 
 def _at(x_BT: Tensor, b: Tensor, t: Tensor) -> Tensor:
     return x_BT[b * int(x_BT.shape[0] > 1), t]  # one row serves the whole batch
+
+
+@functools.cache
+def available() -> bool:
+    """Whether what torch compiles such a kernel with is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

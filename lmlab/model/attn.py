@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.errors import ConfigError
+from lmlab.kernels import flex
 from lmlab.kernels.ops import Ops
 from lmlab.kernels.scores import Scores
 from lmlab.model import spec as specs
@@ -28,6 +29,7 @@ from lmlab.model.pos import PosTables, shared_row
 DENSE_MAX_KEYS = 512
 # Above it a T×S mask costs more memory than all else: tiles need none.
 TILED_MIN_KEYS = 2048
+FLEX_CHANNELS = (16, 256)  # of a head: fewer are refused, more do not fit a tile
 
 
 class View(NamedTuple):
@@ -47,6 +49,7 @@ class SoftmaxAttention(nn.Module):
     def __init__(self, spec: specs.AttnSpec, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__()
         self.ops, self.wanted, self.dropout, self.softcap = ops, spec.backend, spec.dropout, spec.softcap
+        self.channels = spec.head_size(dims.d_model, dims.n_heads), spec.value_size(dims.d_model, dims.n_heads)
         self.scale = 1 / math.sqrt(dims.head_dim) if spec.scale is None else spec.scale
         self.window = spec.layer_window(layer or 0)
         self.has_positions = spec.layer_has_positions(layer or 0)
@@ -72,11 +75,14 @@ class SoftmaxAttention(nn.Module):
             bias_HR=tables.bias_HR,
             softcap=self.softcap,
         )
-        backend, why = self.choose(scores, T, S, self.ops.device if device.type == "meta" else device, dtype)
+        where = self.ops.device if device.type == "meta" else device
+        backend, why = self.choose(scores, T, S, where, dtype, cached=mask.windowed)
         rendered = self.ops.render[backend](scores, T, S, dtype, device)
         return View(backend, why, scores, rendered, tables.rotation(dtype))
 
-    def choose(self, scores: Scores, T: int, S: int, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    def choose(
+        self, scores: Scores, T: int, S: int, device: torch.device, dtype: torch.dtype, *, cached: bool = False
+    ) -> tuple[str, str]:
         """The backend, and why: what `attn.backend` says, else a fixed rule of the scores, length, device and dtype."""
         if self.wanted != "auto":
             return self.wanted, "attn.backend"
@@ -87,6 +93,8 @@ class SoftmaxAttention(nn.Module):
         plain = scores.plain_causal() and not scores.biased and self.softcap is None
         if not plain and S > TILED_MIN_KEYS and not self.dropout and device.type == "cpu":
             return "tiled", f"a mask or bias over more than {TILED_MIN_KEYS} keys"
+        if not plain and not cached and device.type == "cuda" and self.flex_can(dtype):
+            return "flex", "a mask, bias or cap, compiled into the kernel"
         if self.softcap is not None:
             return "dense", "a cap on the scores"
         if device.type != "cpu":
@@ -96,6 +104,12 @@ class SoftmaxAttention(nn.Module):
         if S <= DENSE_MAX_KEYS and dtype in (torch.bfloat16, torch.float16):
             return "dense", f"at most {DENSE_MAX_KEYS} keys in a half precision on CPU"
         return "sdpa", "plain causal mask"
+
+    def flex_can(self, dtype: torch.dtype) -> bool:
+        """Whether FlexAttention computes this: no dropout of probabilities, no float64, channels it has tiles for. Over
+        a cache every length would be compiled anew."""
+        fits = all(FLEX_CHANNELS[0] <= n <= FLEX_CHANNELS[1] for n in self.channels)
+        return fits and not self.dropout and dtype != torch.float64 and flex.available()
 
     def attend(self, q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, view: View) -> Tensor:
         """(B, T, H, channels of v)."""

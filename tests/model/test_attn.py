@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ import torch
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
 from lmlab.model import spec as specs
-from lmlab.model.attn import Attention
+from lmlab.model.attn import Attention, SoftmaxAttention
 from lmlab.model.dims import Dims
-from lmlab.model.mask import CAUSAL, Mask, documents, padding
+from lmlab.model.mask import CAUSAL, Mask, documents, padding, window
 from lmlab.model.pos import PosTables
 from tests.composed import close, grads, model, peaked, rows, same_grads
 
@@ -206,6 +207,34 @@ def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
     assert [chosen(specs.MHA(backend=name)) for name in BACKENDS] == BACKENDS
     assert chosen(specs.MHA(), 1) == "sdpa"
     assert chosen(specs.MHA(softcap=30.0), 1) == "dense"
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "spec", "expected"),
+    [
+        (CAUSAL, {}, specs.MHA(), "sdpa"),
+        (CAUSAL, {"slope_H": torch.ones(4)}, specs.MHA(), "flex"),
+        (CAUSAL, {"bias_HR": torch.ones(4, 8)}, specs.MHA(), "flex"),
+        (CAUSAL, {}, specs.MHA(softcap=30.0), "flex"),
+        (CAUSAL & window(8), {}, specs.MHA(), "flex"),
+        (CAUSAL & documents(torch.zeros(1, 1)), {}, specs.MHA(), "flex"),
+        (CAUSAL & window(8), {}, specs.MHA(dropout=0.1), "sdpa"),
+        (CAUSAL & window(8), {}, specs.MHA(softcap=30.0, dropout=0.1), "dense"),
+        (CAUSAL & window(8), {}, specs.MLA(nope_dim=8), "flex"),
+        (CAUSAL & window(8), {}, specs.MLA(v_dim=8), "sdpa"),
+    ],
+    ids=["plain", "alibi", "t5", "softcap", "window", "documents", "dropout", "both", "latent", "narrow"],
+)
+def test_on_cuda_flex_computes_what_sdpa_needs_a_mask_for(monkeypatch, mask, more, spec, expected):
+    monkeypatch.setattr("lmlab.kernels.flex.available", lambda: True)
+    attn = SoftmaxAttention(spec, dataclasses.replace(DIMS, d_model=64, head_dim=16), OPS)
+    scores = mask.scores(softcap=getattr(spec, "softcap", None), **more)
+    asked: Any = (scores, 256, 256, torch.device("cuda"))
+    assert attn.choose(*asked, torch.bfloat16)[0] == expected
+    assert attn.choose(*asked, torch.float64)[0] != "flex"
+    assert attn.choose(*asked, torch.bfloat16, cached=True)[0] != "flex"
+    monkeypatch.setattr("lmlab.kernels.flex.available", lambda: False)
+    assert attn.choose(*asked, torch.bfloat16)[0] != "flex"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

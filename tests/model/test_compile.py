@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from lmlab.model.attn import SoftmaxAttention
 from tests.composed import grads, model, rows, same_grads
 
 # Each compiles for about 10 s, so fp32 has one case, with both norms; precision goes wrong in bf16 first.
@@ -56,6 +57,25 @@ def test_blocks_share_graphs_and_lengths_cost_one_more():
         for length in (9, 11, 13):
             net(*rows(2, length))
     assert counter.frame_count == 3
+
+
+def test_flex_in_compiled_blocks_costs_no_graph_a_step(monkeypatch):
+    """Masks and biases are new functions in each forward, of the same code: forward only, on the CPU."""
+    monkeypatch.setattr(SoftmaxAttention, "choose", lambda *asked, **how: ("flex", "asked by this test"))
+    counter = torch._dynamo.testing.CompileCounter()
+    sizes = {"n_layers": 4, "d_model": 64, "n_heads": 2, "seq_len": 160}
+    attn = ("gqa", {"softcap": 5.0, "window": 40, "pattern": "SL"})
+    net = model(torch.float32, model=sizes, pos="t5", attn=attn).eval()
+    plain = copy.deepcopy(net)
+    for block in net.blocks:
+        block.compile(fullgraph=True, backend=counter)
+    tokens, positions = rows(2, 160)
+    with torch.no_grad():
+        for length in (50, 60, 70):
+            for documents in (None, positions // length):
+                got = net(tokens, positions, documents_BT=documents).logits_BTV
+                torch.testing.assert_close(got, plain(tokens, positions, documents_BT=documents).logits_BTV)
+    assert counter.frame_count == 2 * 2  # kinds of layers, with and without documents
 
 
 def test_a_run_stays_within_the_recompile_limit(monkeypatch):
