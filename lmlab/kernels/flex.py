@@ -30,8 +30,10 @@ def render_flex(scores: Scores, T: int, S: int, dtype: torch.dtype, device: torc
         return None
     by_data = (scores.documents, scores.valid_BS, scores.kept_BS)
     kept = all(part is None for part in by_data)
-    blocks: Any = _static(scores.causal, scores.window, T, S, device) if kept else _blocks(scores, T, S, device)
-    return BlockMask.from_kv_blocks(*blocks, BLOCK, _mask_mod(scores, T, S), (T, S))
+    blocks = _static(scores.causal, scores.window, T, S, device) if kept else _blocks(scores, T, S, device)
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    how: Any = dict(zip(names, blocks, strict=True))
+    return BlockMask.from_kv_blocks(**how, BLOCK_SIZE=BLOCK, mask_mod=_mask_mod(scores, T, S), seq_lengths=(T, S))
 
 
 @functools.lru_cache(maxsize=32)
