@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 KINDS = {
     "train": "a composition: tokens/s, MFU, where a step's time goes, memory, the price of composing",
     "variants": "every option of every group beside the default, at equal FLOPs",
+    "decode": "prompts read and tokens written by attention and batch, and what bounds each",
     "peers": "transformers, litgpt, x-transformers and a nanoGPT at the same shapes",
 }
 SIZES = ("model", "tokenizer", "train.batch_tokens", "train.precision", "data", "device", "seed", "paths", "compile")

@@ -84,12 +84,13 @@ def generate(
     end: Union[int, Sequence[int], None] = None,
     forbidden_V: Optional[Tensor] = None,
     on_tokens: Optional[OnTokens] = None,
+    graph: bool = True,
 ) -> Generated:
     """Continue each prompt (ids, at least one) `samples` times by up to `max_new` tokens; a row ends at an id of `end`.
 
     kind None: no cache, every token computes the whole row again. on_tokens hears the new id of each row, −1 after its
-    end, and ends all rows by True. The model's mode is put back; no global generator is touched. Raises LmlabError for
-    an empty prompt, RunError for logits that are no numbers.
+    end, and ends all rows by True. graph False: on CUDA too, no step is recorded. The model's mode is put back; no
+    global generator is touched. Raises LmlabError for an empty prompt, RunError for logits that are no numbers.
     """
     if not prompts or not all(prompts):
         raise LmlabError("a prompt has no tokens", "begin it with the end-of-text token, as documents do in training")
@@ -110,7 +111,7 @@ def generate(
             found.prefill_s = _now(device) - begun
             copies = [prompt for prompt in prompts for _ in range(samples)]
             uniform_BN = uniforms(sampling, copies, max_new).to(device)
-            step = Step(model, rows, cache, max_new)
+            step = Step(model, rows, cache, max_new if graph else 0)
             found.decode_path = step.path
             begun = _now(device)
             out_BN = _decoded(step, logits_BV, uniform_BN, sampling, ends, forbidden_V, on_tokens)
