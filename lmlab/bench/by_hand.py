@@ -24,7 +24,9 @@ def same_net(exp: Experiment) -> bool:
     attn: Any = exp.attn
     named = {group: getattr(exp, group).name for group in PARTS}
     plain = attn.name in ("mha", "gqa", "mqa") and not (attn.window or attn.softcap or attn.dropout or attn.bias_qkv)
-    return named == PARTS and plain and exp.model.tie_embeddings and attn.qk_norm == "none"
+    model = exp.model
+    head = model.tie_embeddings and not (model.z_loss or model.logit_softcap) and model.vocab_multiple == 1
+    return named == PARTS and plain and head and not model.dropout and attn.qk_norm == "none"
 
 
 def of(exp: Experiment, net: Transformer) -> ByHand:
