@@ -22,6 +22,7 @@ from lmlab.train import memory
 from lmlab.train import start as starting
 from lmlab.train.device import compile_wanted, resolve_device, resolve_precision
 from lmlab.train.loop import measured_rate
+from lmlab.train.optim import state_bytes
 from lmlab.train.setup import Trainer
 from lmlab.train.spec import DEFAULT_STEPS, Train, warmup_steps
 from lmlab.train.start import Taken
@@ -115,6 +116,7 @@ def make(
         asked=known.get("micro_batch", exp.train.micro_batch),
         device=device,
         n_parameters=sum(p.numel() for p in skeleton.parameters()),
+        optimizer_bytes=state_bytes(exp.optim, skeleton),
         free=free_bytes(device, share or Share()),
         packed=exp.data.packing == "documents",
     )

@@ -24,7 +24,7 @@ from lmlab.model.transformer import Transformer
 from lmlab.runs.machine import free_host_bytes, gib
 from lmlab.train.twin import cast_parameters
 
-BYTES_PER_PARAMETER = 16  # fp32 master and gradient, two AdamW moments
+MASTER_BYTES = 8  # of a parameter: fp32 master and gradient; the optimizer's state comes on top
 USABLE_FRAC = 0.8
 CHUNK_TOKENS = 4096  # at most, of the loss that never holds all logits
 
@@ -117,15 +117,17 @@ def plan(
     asked: int | str,
     device: torch.device,
     n_parameters: int,
+    optimizer_bytes: int,
     free: int | None = None,
     packed: bool = False,
 ) -> MemoryPlan:
     """The micro-batch: what was asked, or the most rows that fit into `free` bytes (null = what the device has free).
+    optimizer_bytes: of the state that the optimizer keeps.
     Raises ConfigError when it can't fit."""
     one, two = (saved_bytes(arch, vocab_size, ops, dtype, n, packed=packed) for n in (1, 2))
     saved = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
-    fixed = max(one - saved, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
+    fixed = max(one - saved, 0) + n_parameters * (MASTER_BYTES + twin) + optimizer_bytes
     per_row = saved + saved // 2  # gradients of activations live beside them
     logits = 2 * arch.vocab_rows(vocab_size) * 4  # of a token, and their gradient, in fp32
     if ops.names["linear_cross_entropy"] != linear_cross_entropy.__name__:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Optional, Union
 
@@ -18,11 +19,50 @@ class OptimSpec(Spec):
     weight_decay: float = setting(0.1, "decoupled decay of matrices and embeddings; none on vectors", ge=0, probe=0.5)
     clip: Optional[float] = setting(1.0, "largest norm of the whole gradient; null = no clipping", gt=0, probe=1e-9)
 
+    def moments(self, name: str, ndim: int) -> int:
+        """fp32 numbers that are kept between steps for each of a parameter's, for the plan of memory."""
+        return 2
+
 
 @option("optim", "adamw", build="lmlab.train.optim:adamw")
 class AdamW(OptimSpec):
     betas: list[float] = setting([0.9, 0.95], "decay of the two moments", ge=0, lt=1, probe=[0.8, 0.9])
     eps: float = setting(1e-8, "added to the root of the second moment", gt=0, probe=1e-2)
+
+
+@option("optim", "muon", build="lmlab.train.muon:Muon")
+class Muon(OptimSpec):
+    """AdamW's fields are of the half that AdamW moves; lr and weight_decay are of both."""
+
+    lr: float = setting(1e-2, "peak learning rate", gt=0, probe=1e-3)
+    momentum: float = setting(0.95, "decay of the momentum of matrices in attention and ffn", gt=0, lt=1, probe=0.5)
+    nesterov: bool = setting(True, "look ahead by the gradient once more", probe=False)
+    ns_steps: int = setting(5, "Newton-Schulz steps towards an orthogonal update", ge=1, le=99, probe=2)
+    betas: list[float] = setting([0.9, 0.95], "decay of AdamW's two moments", ge=0, lt=1, probe=[0.8, 0.9])
+    eps: float = setting(1e-8, "added to the root of AdamW's second moment", gt=0, probe=1e-2)
+
+    def moves(self, name: str, ndim: int) -> bool:
+        """Whether the parameter is Muon's: a map inside attention or ffn, (out, in), or the stacked ones of experts,
+        (E, out, in). A router is AdamW's: its rows are logits of a choice, as the head's are, and equal singular values
+        would make every expert as sharply chosen as any other."""
+        inside = re.match(r"blocks\.\d+\.(attn|ffn)\.", name) is not None
+        shaped = ndim == 2 or (ndim == 3 and ".experts." in name)
+        return inside and shaped and not name.endswith((".bias", "router.weight"))
+
+    def moments(self, name: str, ndim: int) -> int:
+        return 1 if self.moves(name, ndim) else 2
+
+
+@option("optim", "lion", build="lmlab.train.lion:Lion")
+class Lion(OptimSpec):
+    lr: float = setting(1e-3, "peak learning rate", gt=0, probe=1e-4)
+    weight_decay: float = setting(0.3, "decoupled decay of matrices and embeddings; none on vectors", ge=0, probe=0.5)
+    betas: list[float] = setting(
+        [0.9, 0.99], "decay of the momentum that steps, and of the one that is kept", ge=0, lt=1, probe=[0.8, 0.9]
+    )
+
+    def moments(self, name: str, ndim: int) -> int:
+        return 1
 
 
 @dataclass

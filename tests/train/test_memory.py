@@ -44,7 +44,7 @@ def plan(made: Any, monkeypatch: pytest.MonkeyPatch, free: int, asked: int | str
     vocab = made.prepared.tokenizer.vocab_size
     return memory.plan(
         made.exp.arch, vocab, made.master.ops, torch.float32, rows=8,
-        asked=asked, device=torch.device("cpu"), n_parameters=10_000
+        asked=asked, device=torch.device("cpu"), n_parameters=10_000, optimizer_bytes=80_000
     )  # fmt: skip
 
 
