@@ -127,11 +127,12 @@ def computed_model(
     An imported embedding may have more rows than the tokenizer has ids: all are its vocabulary."""
     from lmlab.kernels.resolve import resolve
     from lmlab.model.transformer import build
-    from lmlab.train.device import compile_wanted
+    from lmlab.train.device import compile_wanted, resolve_residual
     from lmlab.train.twin import cast_parameters
 
     vocab_size = exp.arch.vocab_size(tokenizer.vocab_size, len(checkpoint.model["embed.weight"]))
-    model = build(exp.arch, vocab_size, resolve(exp.kernels, device, dtype), seed=None, device=device)
+    ops = resolve(exp.kernels, device, dtype, resolve_residual(exp.train.residual_dtype, dtype))
+    model = build(exp.arch, vocab_size, ops, seed=None, device=device)
     try:
         model.load_state_dict(checkpoint.model, strict=True)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ from lmlab.kernels.resolve import Ops, resolve
 from lmlab.model.transformer import Transformer
 from lmlab.train import memory
 from lmlab.train import start as starting
-from lmlab.train.device import compile_wanted, resolve_device, resolve_precision
+from lmlab.train.device import compile_wanted, resolve_device, resolve_precision, resolve_residual
 from lmlab.train.loop import measured_rate
 from lmlab.train.optim import state_bytes
 from lmlab.train.setup import Trainer
@@ -67,7 +67,14 @@ class Plan:
     def machine(self) -> str:
         """`cpu bfloat16 eager`."""
         how = "compiled" if self.compiled else "eager"
-        return f"{self.device} {str(self.dtype).removeprefix('torch.')} {how}"
+        wide = "" if self.ops.residual_dtype is None else ", residual float32"
+        again = ", blocks computed again in backward" if self.recompute else ""
+        return f"{self.device} {str(self.dtype).removeprefix('torch.')} {how}{wide}{again}"
+
+    @property
+    def recompute(self) -> bool:
+        """Whether of a block only what enters it is kept."""
+        return self.exp.train.activation_checkpointing == "blocks"
 
     def kernels(self) -> dict[str, str]:
         """The implementation behind each operation."""
@@ -82,6 +89,8 @@ class Plan:
             "steps": self.steps,
             "warmup_steps": warmup_steps(self.exp.schedule.warmup_steps, self.steps or 1),
             "compile": self.compiled,
+            "residual_dtype": str(self.ops.residual_dtype or self.dtype).removeprefix("torch."),
+            "activation_checkpointing": self.exp.train.activation_checkpointing,
             "kernels": self.kernels(),
         }
 
@@ -100,7 +109,7 @@ def make(
     known: dict[str, Any] = recorded.get("resolved") or {}
     device = resolve_device(known["device"] if known and exp.device == "auto" else exp.device)
     dtype = getattr(torch, known["precision"]) if known else resolve_precision(exp.train.precision, device)
-    ops = resolve(exp.kernels, device, dtype)
+    ops = resolve(exp.kernels, device, dtype, residual_of(exp.train, dtype))
     theirs = None if start is None else starting.shapes(start.checkpoint)
     vocab_size = exp.arch.vocab_size(prepared.tokenizer.vocab_size, rows_of(prepared, recorded, theirs))
     with torch.device("meta"):
@@ -119,10 +128,23 @@ def make(
         optimizer_bytes=state_bytes(exp.optim, skeleton),
         free=free_bytes(device, share or Share()),
         packed=exp.data.packing == "documents",
+        recompute=exp.train.activation_checkpointing == "blocks",
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
     compiled = known.get("compile", compile_wanted(exp.compile, device))
     return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps, vocab_size, taken)
+
+
+def residual_of(train: Train, dtype: torch.dtype) -> torch.dtype | None:
+    """What the residual is kept in where that is not `dtype`. Raises ConfigError when wider was asked for and isn't."""
+    found = resolve_residual(train.residual_dtype, dtype)
+    if train.residual_dtype == "fp32" and found is None:
+        raise ConfigError(
+            f"`train.residual_dtype` is fp32, and so is what `train.precision` {train.precision} computes in here: "
+            "it would do nothing",
+            "leave it out, or use train.precision=bf16 or fp16",
+        )
+    return found
 
 
 def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from lmlab.train.loop import State
     from lmlab.train.setup import Trainer
 
-COMPARED = ("tokens", "flops", "train/loss", "train/lr", "train/grad_norm", "val/loss", "val/bits_per_byte")
+COMPARED = (
+    "tokens",
+    "flops",
+    "train/loss",
+    "train/lr",
+    "train/grad_norm",
+    "train/loss_scale",
+    "train/skipped_steps",
+    "val/loss",
+    "val/bits_per_byte",
+)
 
 
 def register(app: typer.Typer) -> None:

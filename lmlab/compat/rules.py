@@ -153,6 +153,13 @@ def _micro_batch(e: Experiment) -> Wrong | None:
     return message, f"use at most {rows}, or a larger train.batch_tokens"
 
 
+def _residual(e: Experiment) -> Wrong | None:
+    if e.train.residual_dtype == "compute" or e.block.keeps_sum():  # type: ignore[attr-defined]
+        return None
+    message = f"`train.residual_dtype` is fp32, and `block={e.block.name}` has no sum that goes through the layers"
+    return message, "use train.residual_dtype=compute, or block=prenorm"
+
+
 def _eval_tokens(e: Experiment) -> Wrong | None:
     tokens, length = e.train.eval_tokens, e.model.seq_len
     if tokens is None or tokens >= length:
@@ -337,6 +344,12 @@ RULES: tuple[Rule, ...] = (
     Rule("betas", "Adam has two betas", _betas, "optim.betas=[0.9]"),
     Rule("batch-rows", "a step is whole rows", _batch_rows, "train.batch_tokens=1000"),
     Rule("micro-batch", "a micro-batch is part of a step", _micro_batch, "train.micro_batch=64"),
+    Rule(
+        "residual",
+        "a wider residual needs one that is kept",
+        _residual,
+        "train.residual_dtype=fp32 block=postnorm",
+    ),
     Rule("eval-tokens", "an evaluation is at least one row", _eval_tokens, "train.eval_tokens=100"),
     Rule("warmup", "the warm-up ends before the run", _warmup, "schedule.warmup_steps=300"),
     Rule(

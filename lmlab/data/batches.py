@@ -42,6 +42,14 @@ class Batch:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         return Batch(**{k: _moved(v, device, non_blocking) for k, v in self._tensors().items()})  # type: ignore[arg-type]
 
+    def pinned(self) -> Batch:
+        """In memory that an accelerator copies from by itself."""
+        return Batch(**{k: None if v is None else _pinned(v) for k, v in self._tensors().items()})  # type: ignore[arg-type]
+
+    def weight(self) -> float:
+        """Σ weights, at least 1; of a batch on the host nothing is waited for."""
+        return float(self.weights_BT.sum().clamp_min(1))
+
     def hash(self) -> str:
         """Of everything in it; equal batches have equal hashes on every machine."""
         digest = hashlib.blake2b(digest_size=16)
@@ -57,6 +65,10 @@ def _moved(tensor: torch.Tensor | None, device: torch.device | str, non_blocking
     if tensor is None or tensor.stride(0) != 0:
         return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
     return tensor[:1].to(device, non_blocking=non_blocking).expand(tensor.shape)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.stride(0) != 0 else tensor[:1].pin_memory().expand(tensor.shape)
 
 
 class TrainBatches:

@@ -80,6 +80,7 @@ class Ops:
     # Each (residual, branch, …as above, alpha) -> (sum, normed); None = add, then the norm.
     add_rms_norm: Optional[Callable[..., tuple[Tensor, Tensor]]] = None
     add_layer_norm: Optional[Callable[..., tuple[Tensor, Tensor]]] = None
+    residual_dtype: Optional[torch.dtype] = None  # of the sum that blocks add to; None = as it is computed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ops:
         return self  # functions only: a copied model shares them

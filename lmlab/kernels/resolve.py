@@ -28,8 +28,12 @@ FUSED: dict[str, Callable[..., Any]] = {
 }
 
 
-def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype) -> Ops:
-    """The operations of `kernels=...`: plain torch for `reference`, the fastest known for `auto`."""
+def resolve(
+    kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype, residual_dtype: torch.dtype | None = None
+) -> Ops:
+    """The operations of `kernels=...`: plain torch for `reference`, the fastest known for `auto`.
+
+    residual_dtype: of the sum that blocks add to, where it is not `dtype`."""
     plain = isinstance(kernels, specs.Reference)
     chosen = REFERENCE if plain else REFERENCE | FUSED
     return Ops(
@@ -48,4 +52,5 @@ def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype)
         names={role: f.__name__ for role, f in chosen.items()},
         device=torch.device(device),
         dtype=dtype,
+        residual_dtype=residual_dtype,
     )

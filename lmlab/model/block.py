@@ -42,7 +42,11 @@ class Block(nn.Module):
         for name in self.norms:
             self.add_module(name, parts.norm())
         self.attn, self.ffn = parts.attn(), parts.ffn()
-        self.dropout = parts.dropout
+        self.dropout, self.ops = parts.dropout, ops
+
+    def narrow(self, x_BTD: Tensor) -> Tensor:
+        """The residual as a part reads it that has no norm before it."""
+        return x_BTD if self.ops.residual_dtype is None else x_BTD.to(self.ops.dtype)
 
     def drop(self, branch: Tensor) -> Tensor:
         """Dropout of a residual branch, in training only."""
@@ -115,8 +119,8 @@ class Reordered(Block):
     def forward(
         self, x_BTD: Tensor, view: Any, valid_BT: Optional[Tensor] = None, cache: Any = None
     ) -> tuple[Tensor, Any]:
-        x_BTD = add(x_BTD, self.drop(self.norm1(self.attn(x_BTD, view, cache), valid_BT)))
-        branch, stats = self.ffn(x_BTD, valid_BT)
+        x_BTD = add(x_BTD, self.drop(self.norm1(self.attn(self.narrow(x_BTD), view, cache), valid_BT)))
+        branch, stats = self.ffn(self.narrow(x_BTD), valid_BT)
         return add(x_BTD, self.drop(self.norm2(branch, valid_BT))), stats
 
 

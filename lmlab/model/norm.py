@@ -147,10 +147,11 @@ class DyT(Norm):
 
 
 class NoNorm(Norm):
-    """x as it is."""
+    """x as it is, in the dtype that is computed in where the residual has another."""
 
     def __init__(self, spec: specs.NoNorm, dims: Dims, ops: Ops, layer: int | None = None) -> None:
         super().__init__()
+        self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return x if self.ops.residual_dtype is None else x.to(self.ops.dtype)

@@ -56,6 +56,10 @@ class BlockSpec(Spec):
         """Whether a norm stands between the last block and the head."""
         return True
 
+    def keeps_sum(self) -> bool:
+        """Whether one sum goes through all layers, to which branches are added and nothing else is done."""
+        return True
+
 
 @option("block", "prenorm", build="lmlab.model.block:PreNorm")
 class PreNorm(BlockSpec):
@@ -67,6 +71,9 @@ class PostNorm(BlockSpec):
     def final_norm(self) -> bool:
         return False
 
+    def keeps_sum(self) -> bool:
+        return False
+
 
 @option("block", "deepnorm", build="lmlab.model.block:DeepNorm")
 class DeepNorm(BlockSpec):
@@ -74,6 +81,9 @@ class DeepNorm(BlockSpec):
     beta: Optional[float] = setting(None, "gain of v, o and ffn; null = (8·n_layers)^(-1/4)", gt=0, probe=0.2)
 
     def final_norm(self) -> bool:
+        return False
+
+    def keeps_sum(self) -> bool:
         return False
 
     def factors(self, n_layers: int) -> tuple[float, float]:
@@ -101,6 +111,9 @@ class Parallel(BlockSpec):
 class Simplified(BlockSpec):
     beta_attn: float = setting(1.0, "what the learned factor on attention starts at", gt=0, probe=0.5)
     beta_ffn: float = setting(0.1, "what the learned factor on the ffn starts at", gt=0, probe=0.5)
+
+    def keeps_sum(self) -> bool:
+        return False
 
 
 # ---------------------------------------------------------------- pos

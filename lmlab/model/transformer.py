@@ -17,6 +17,7 @@ from lmlab.model.cache import Cache
 from lmlab.model.dims import Dims
 from lmlab.model.init import draw_
 from lmlab.model.mask import CAUSAL, Mask, documents, padding
+from lmlab.model.recompute import recomputed
 from lmlab.model.spec import Arch
 from lmlab.registry import make
 
@@ -69,6 +70,7 @@ class Transformer(nn.Module):
         )
         n_rows = arch.vocab_rows(vocab_size)
         self.z_loss, self.n_valid = model.z_loss, None if n_rows == vocab_size else vocab_size
+        self.recompute = False  # in training only what enters a block is kept
         self.embed = nn.Embedding(n_rows, model.d_model)
         self.embed_scale = arch.embed_scale()
         self.embed_norm = make(arch.norm, dims, ops, None) if model.embed_norm else None
@@ -130,16 +132,20 @@ class Transformer(nn.Module):
         if cache is None:
             mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
             mask = mask if valid_BT is None else mask & padding(valid_BT)
-            views = self.views(mask, positions_BT, x_BTD.dtype, length_BT)
+            views = self.views(mask, positions_BT, self.embed.weight.dtype, length_BT)
         else:
             if documents_BT is not None:
                 raise LmlabError("a cache knows no documents in a row", "give each document a row of its own")
             cache.begin(tokens_BT, positions_BT, valid_BT, length_BT)
-            views = self.cached_views(cache, positions_BT, x_BTD.dtype, length_BT)
+            views = self.cached_views(cache, positions_BT, self.embed.weight.dtype, length_BT)
         stats = []
         caches = [None] * len(self.blocks) if cache is None else cache.layers
+        again = self.recompute and self.training and cache is None and torch.is_grad_enabled()
         for block, view, kept in zip(self.blocks, views, caches, strict=True):
-            x_BTD, found = block(x_BTD, view, valid_BT, kept)
+            if again:
+                x_BTD, found = recomputed(block, x_BTD, view, valid_BT)
+            else:
+                x_BTD, found = block(x_BTD, view, valid_BT, kept)
             stats.append(found)
         if cache is not None:
             cache.appended()
@@ -157,9 +163,10 @@ class Transformer(nn.Module):
     def embedded(self, tokens_BT: Tensor, positions_BT: Tensor, valid_BT: Optional[Tensor]) -> Tensor:
         """What the first block is handed (B, T, D)."""
         x_BTD = self.ops.embedding(tokens_BT, self.embed.weight)
+        x_BTD = x_BTD if self.ops.residual_dtype is None else x_BTD.to(self.ops.residual_dtype)
         x_BTD = x_BTD if self.embed_scale == 1 else x_BTD * self.embed_scale
         if self.embed_norm is not None:
-            x_BTD = self.embed_norm(x_BTD, valid_BT)
+            x_BTD = self.embed_norm(x_BTD, valid_BT).to(x_BTD.dtype)
         x_BTD = self.pos.embed(x_BTD, positions_BT)
         return F.dropout(x_BTD, self.dropout) if self.dropout and self.training else x_BTD
 

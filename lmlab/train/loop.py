@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from lmlab.data.batches import TrainBatches
+from lmlab.data.prefetch import ahead
 from lmlab.train.schedule import Schedule
 from lmlab.train.step import Probe, Stepper
 from lmlab.train.stop import StopSignal
@@ -100,10 +101,10 @@ class Loop:
         """Train until `steps`, a stop or divergence. Returns "finished", "stopped" or "diverged"."""
         begun = self.clock() - state.elapsed_s
         busy_s, busy_tokens = 0.0, 0
-        with no_collection():
+        with no_collection(), ahead(self.batches, self.stepper.device, self.steps) as batches:
             while state.step < self.steps:
                 started = self.clock()
-                batch, lr = self.batches.batch(state.step), self.lr(state.step)
+                batch, lr = batches(state.step), self.lr(state.step)
                 probe = self.probe if self.probed(state.step + 1) else None
                 loss, norm = self.stepper(batch, step=state.step, lr=lr, probe=probe)
                 state.step += 1
@@ -112,7 +113,7 @@ class Loop:
                 known = float(loss) if due.look or loss.device.type == "cpu" else None
                 busy_s += self.clock() - started
                 busy_tokens += batch.tokens_BT.numel()
-                diverged = known is not None and not (math.isfinite(known) and math.isfinite(float(norm)))
+                diverged = known is not None and self.stepper.diverged(known, norm)
                 row: dict[str, Any] = {}
                 if due.log or diverged:
                     row |= {"train/loss": known, "train/lr": lr, "train/grad_norm": float(norm)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmlab.errors import ConfigError
 from lmlab.kernels.attention import Rendered
@@ -84,9 +84,19 @@ def _counted_sdpa(
     return _Flash.apply(q_BTHC, k_BSKC, v_BSKC, rendered.mask)
 
 
-def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows: int, *, packed: bool = False) -> int:
+def saved_bytes(
+    arch: Arch,
+    vocab_size: int,
+    ops: Ops,
+    dtype: torch.dtype,
+    rows: int,
+    *,
+    packed: bool = False,
+    recompute: bool = False,
+) -> int:
     """Bytes autograd keeps of one forward pass of `rows` training rows, without allocating any. packed: rows are cut
-    into documents, so that each has a mask of its own."""
+    into documents, so that each has a mask of its own. recompute: of a block what enters it, and all of one at a time,
+    the largest."""
     counting = dataclasses.replace(ops, attention={**ops.attention, "sdpa": _counted_sdpa})
     with torch.device("meta"):
         model = cast_parameters(Transformer(arch, vocab_size, counting), dtype)
@@ -94,7 +104,9 @@ def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows:
         positions = torch.arange(arch.model.seq_len).expand(rows, -1)
         weights = torch.ones(rows, arch.model.seq_len)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    outside: dict[int, torch.UntypedStorage] = {}
+    inside: list[dict[int, torch.UntypedStorage]] = []
+    kept = outside
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
@@ -102,9 +114,24 @@ def saved_bytes(arch: Arch, vocab_size: int, ops: Ops, dtype: torch.dtype, rows:
             kept[storage._cdata] = storage
         return t
 
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal kept
+        pack(args[0])
+        kept = {}
+        inside.append(kept)
+
+    def leave(*_: Any) -> None:
+        nonlocal kept
+        kept = outside
+
+    if recompute:
+        for block in model.blocks:
+            block.register_forward_pre_hook(enter)
+            block.register_forward_hook(leave)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         model(tokens, positions, documents_BT=tokens if packed else None, targets_BT=tokens, weights_BT=weights)
-    return sum(storage.nbytes() for storage in kept.values())
+    sizes = [sum(storage.nbytes() for storage in found.values()) for found in (outside, *inside)]
+    return sizes[0] + max(sizes[1:], default=0)
 
 
 def plan(
@@ -120,11 +147,13 @@ def plan(
     optimizer_bytes: int,
     free: int | None = None,
     packed: bool = False,
+    recompute: bool = False,
 ) -> MemoryPlan:
     """The micro-batch: what was asked, or the most rows that fit into `free` bytes (null = what the device has free).
     optimizer_bytes: of the state that the optimizer keeps.
     Raises ConfigError when it can't fit."""
-    one, two = (saved_bytes(arch, vocab_size, ops, dtype, n, packed=packed) for n in (1, 2))
+    how = dict(packed=packed, recompute=recompute)
+    one, two = (saved_bytes(arch, vocab_size, ops, dtype, n, **how) for n in (1, 2))
     saved = max(two - one, 1)
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
     fixed = max(one - saved, 0) + n_parameters * (MASTER_BYTES + twin) + optimizer_bytes

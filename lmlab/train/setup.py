@@ -21,6 +21,7 @@ from lmlab.model.transformer import Transformer, build
 from lmlab.registry import make
 from lmlab.runs.checkpoint import Checkpoint
 from lmlab.train.loop import State
+from lmlab.train.loss_scale import LossScale
 from lmlab.train.optim import load_state, state_by_name
 from lmlab.train.routing import Routing
 from lmlab.train.step import Stepper
@@ -56,10 +57,12 @@ class Trainer:
         seeds, predicted = exp.seeds(), vocab_size or prepared.tokenizer.vocab_size
         master = build(exp.arch, predicted, ops, seed=seeds["init"], device=device)
         twin = Twin(master, dtype)
+        twin.model.recompute = exp.train.activation_checkpointing == "blocks"
         if compiled:
             twin.model.compile_blocks()
         optimizer = make(exp.optim, master)
-        stepper = Stepper(twin, optimizer, micro_rows, exp.optim.clip, seeds["dropout"], device)
+        scale = LossScale(device, exp.train.batch_tokens) if dtype == torch.float16 else None
+        stepper = Stepper(twin, optimizer, micro_rows, exp.optim.clip, seeds["dropout"], device, scale)
         batches = TrainBatches(
             prepared.train,
             rows=exp.train.batch_tokens // exp.model.seq_len,
@@ -73,8 +76,10 @@ class Trainer:
     # ------------------------------------------------------------ state
 
     def state(self, state: State) -> dict[str, Any]:
-        """What `state.pt` holds: counters and the optimizer's state by parameter name."""
-        return {"counters": dict(vars(state)), "optimizer": state_by_name(self.stepper.optimizer, self.master)}
+        """What `state.pt` holds: counters, the optimizer's state by parameter name, and what the loss is scaled by."""
+        scale = self.stepper.loss_scale
+        own = {} if scale is None else {"loss_scale": scale.state()}
+        return {"counters": dict(vars(state)), "optimizer": state_by_name(self.stepper.optimizer, self.master), **own}
 
     def begin(self, weights: dict[str, torch.Tensor]) -> State:
         """Start from these weights in place of the drawn ones, with an optimizer that has seen nothing."""
@@ -90,6 +95,8 @@ class Trainer:
             reason = str(error).splitlines()[-1].strip()
             raise RunError(f"the checkpoint does not fit the model: {reason}", "start again with --force") from error
         load_state(self.stepper.optimizer, self.master, checkpoint.state["optimizer"])
+        if self.stepper.loss_scale is not None:
+            self.stepper.loss_scale.load(checkpoint.state["loss_scale"])
         self.twin.refresh()
         return State(**checkpoint.state["counters"])
 

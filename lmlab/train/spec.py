@@ -115,8 +115,22 @@ class Train:
     precision: str = setting(
         "auto",
         "of the computed model; masters are fp32; auto = bf16 where native",
-        choices=("auto", "fp32", "bf16"),
+        choices=("auto", "fp32", "bf16", "fp16"),
         probe="fp32",
+    )
+    residual_dtype: str = setting(
+        "compute",
+        "of the sum that blocks add to: compute = as train.precision; fp32 = wider than a half precision",
+        choices=("compute", "fp32"),
+        probe="fp32",
+        since=5,
+    )
+    activation_checkpointing: str = setting(
+        "none",
+        "blocks = keep what enters a block alone, compute the rest again in backward: less memory, a third slower",
+        choices=("none", "blocks"),
+        probe="blocks",
+        since=5,
     )
     eval_every_steps: Optional[int] = setting(
         None, "validate every so many steps; null = a quarter of the run", ge=1, identity=False

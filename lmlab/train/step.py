@@ -6,6 +6,7 @@ The loss is Σ weight · nats / Σ weight over the whole step, so any split into
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import torch
 
 from lmlab.data.batches import Batch
 from lmlab.model.transformer import Transformer
+from lmlab.train.loss_scale import LossScale
 from lmlab.train.optim import set_lr
 from lmlab.train.routing import Routing
 from lmlab.train.twin import Twin
@@ -39,6 +41,7 @@ class Stepper:
     clip: float | None
     seed: int
     device: torch.device
+    loss_scale: LossScale | None = None
     routing: Routing = field(default_factory=Routing)  # of the last step
     z_loss: torch.Tensor | None = None  # what the z-loss added to the last step's loss, per token
 
@@ -49,13 +52,19 @@ class Stepper:
         set_lr(self.optimizer, lr)
         self.twin.zero_grads()
         loss = self.gradients(batch, step=step)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(self.optimizer)
         if probe is not None:
             probe.before_update()
         norm = torch.nn.utils.get_total_norm(self.twin.grads())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.twin.masters, self.clip, norm)
-        self.optimizer.step()
-        self.twin.master.after_step(self.routing.loads())
+        loads = self.routing.loads()
+        if self.loss_scale is None:
+            self.optimizer.step()
+        else:
+            loads = self.loss_scale.counted(loads, self.loss_scale.step(self.optimizer))
+        self.twin.master.after_step(loads)
         self.twin.refresh()
         return loss, norm
 
@@ -65,11 +74,11 @@ class Stepper:
         Backward runs on the plain sum, and the sum is divided in fp32: 1/weight is no bf16 number.
         """
         self.twin.model.train()
-        self.routing = Routing()
-        weight = float(batch.weights_BT.sum().clamp_min(1))
+        self.routing, scale = Routing(), self.loss_scale
+        weight = batch.weight()
         nats: list[torch.Tensor] = []
         added: list[torch.Tensor] = []
-        whole = batch.to(self.device)
+        whole = batch.to(self.device, non_blocking=True)
         for micro, first in enumerate(range(0, len(whole.tokens_BT), self.micro_rows)):
             part = whole.rows(first, first + self.micro_rows)
             torch.manual_seed(dropout_seed(self.seed, step, micro))
@@ -78,7 +87,7 @@ class Stepper:
                 part.positions_BT,
                 documents_BT=part.documents_BT,
                 targets_BT=part.targets_BT,
-                weights_BT=part.weights_BT,
+                weights_BT=part.weights_BT if scale is None else scale.scaled(part.weights_BT),
             )
             assert out.loss is not None
             out.objective.backward()
@@ -88,13 +97,24 @@ class Stepper:
             if out.z_loss is not None:
                 added.append(out.z_loss)
         torch._foreach_div_(self.twin.grads(), weight)
-        self.z_loss = torch.stack(added).sum() / weight if added else None
-        return torch.stack(nats).sum() / weight
+        self.z_loss = self._mean(added, weight) if added else None
+        return self._mean(nats, weight)
+
+    def _mean(self, sums: list[torch.Tensor], weight: float) -> torch.Tensor:
+        """Of the micro-batches' sums, per token and as if nothing had been scaled."""
+        mean = torch.stack(sums).sum() / weight
+        return mean if self.loss_scale is None else self.loss_scale.unscaled(mean)
+
+    def diverged(self, loss: float, norm: torch.Tensor) -> bool:
+        """Whether the step shows that training is lost: no finite loss, or gradients that no scale makes finite."""
+        if self.loss_scale is None:
+            return not (math.isfinite(loss) and math.isfinite(float(norm)))
+        return not math.isfinite(loss) or self.loss_scale.exhausted()
 
     def figures(self) -> dict[str, float]:
-        """Of the last step: what the z-loss added, and what routers did."""
+        """Of the last step besides its loss: what the z-loss added, what routers did, how gradients were scaled."""
         own = {} if self.z_loss is None else {"train/z_loss": float(self.z_loss)}
-        return own | self.routing.figures()
+        return own | self.routing.figures() | ({} if self.loss_scale is None else self.loss_scale.figures())
 
     def finite(self) -> bool:
         """Whether every weight is a number: what a checkpoint may hold."""

@@ -92,6 +92,10 @@ SAYS = {
     "betas": ("`optim.betas` has 1 numbers; it takes two", "optim.betas=[0.9,0.95]"),
     "batch-rows": ("`train.batch_tokens` is 1000, which is not a multiple of `model.seq_len` 256", "use 768 or 1024"),
     "micro-batch": ("`train.micro_batch` is 64, but a step has 16 rows", "use at most 16"),
+    "residual": (
+        "`train.residual_dtype` is fp32, and `block=postnorm` has no sum that goes through the layers",
+        "use train.residual_dtype=compute, or block=prenorm",
+    ),
     "eval-tokens": ("`train.eval_tokens` is 100, less than one row of `model.seq_len` 256", "at least 256"),
     "warmup": ("`schedule.warmup_steps` is 300, and the run has 300 steps", "fewer than 300"),
     "decay": ("are more than the run's 100 steps", "use at most 80 warm-up steps"),
