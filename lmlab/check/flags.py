@@ -88,6 +88,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "rope_scaling.beta_slow": {"rope_scaling.factor": 8.0},
     "rope_scaling.low_freq_factor": {"rope_scaling.factor": 8.0},
     "rope_scaling.high_freq_factor": {"rope_scaling.factor": 8.0},
+    "optim.clip": {"optim.clip": None},  # steps by sign ask how norms compare: two that always clip are one
     "train.residual_dtype": {"train.precision": "fp16"},
     "seed.dropout": {"model.dropout": 0.1},
     "seed.all": {"seed.init": None, "seed.data": None, "seed.dropout": None},

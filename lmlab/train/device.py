@@ -98,7 +98,8 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
 def matmul_rate(device: torch.device, dtype: torch.dtype, threads: int, repeats: int = 6) -> float:
     """FLOP/s of a large square matrix product, best of `repeats`: what MFU is a fraction of. Measured once a process
     for so many CPU threads."""
-    n = 8192 if device.type == "cuda" else 1536
+    on_cpu = 512 if dtype == torch.float16 else 1536  # in fp16 most CPUs are a hundred times slower
+    n = 8192 if device.type == "cuda" else on_cpu
     a = torch.full((n, n), 0.5, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(repeats):

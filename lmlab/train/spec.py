@@ -125,6 +125,7 @@ class Train:
         probe="fp32",
         since=5,
     )
+    # Part of a run's identity: eager blocks give the same bits twice, compiled ones may be fused otherwise.
     activation_checkpointing: str = setting(
         "none",
         "blocks = keep what enters a block alone, compute the rest again in backward: less memory, a third slower",

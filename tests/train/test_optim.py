@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from lmlab.check.flags import dead_flags
+from lmlab.cli.check_plan import planned
+from lmlab.config.load import load
 from lmlab.errors import RunError
 from lmlab.registry import OPTIONS, make
 from lmlab.train.muon import _alike, orthogonal
@@ -160,3 +163,10 @@ def test_planned_bytes_of_the_state_are_those_it_has(trainer: Callable[..., Any]
 
 def test_every_optimizer_of_the_catalogue_is_tested_here() -> None:
     assert set(OPTIONS["optim"]) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_field_changes_what_three_steps_come_to(name: str) -> None:
+    words = ["model=nano", f"optim={name}"]
+    row = dead_flags(words, load(words).experiment, planned, groups=("optim",))
+    assert row.state == "pass", row.reason
