@@ -229,7 +229,7 @@ class ExpertChoice(Routed):
         load = routing.counts(experts_GEC.flatten(1), E)[:, :E].sum(0)
         seen = torch.zeros(G * S, dtype=torch.long, device=load.device)
         seen = seen.index_add_(0, pairs.tokens_M, (pairs.experts_M < E).long()) > 0
-        n = torch.tensor(G * S, device=load.device) if valid_GS is None else valid_GS.sum()
+        n = torch.full((), G * S, device=load.device) if valid_GS is None else valid_GS.sum()
         counts = {"load_E": load, "asked": n, "dropped": n - seen.sum()}
         return pairs, self.stats(logits_GSE, scores_GSE, None, valid_GS, **counts)
 

@@ -44,7 +44,7 @@ class LossScale:
         """Step, unless a gradient is not finite, and choose the next scale. Returns 1 for a step, 0 for a skipped one.
 
         The host never learns which, where the optimizer can be told by a tensor (torch's fused AdamW); of any other it
-        waits for the answer, once a step.
+        waits for the answer, once a step. So it does for the rows of experts in fp16, until torch's grouped_mm has it.
         """
         before = self.scaler.scale(self.one)
         self.scaler.step(optimizer)

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmlab.data.prefetch import ahead
 from lmlab.kernels import experts
+from lmlab.kernels.resolve import resolve
 from lmlab.model import attn, pos
+from lmlab.train.setup import Trainer
 
 WAITING = (
     "_local_scalar_dense",
@@ -65,6 +68,27 @@ def test_the_watch_sees_what_waits() -> None:
 def uncompared(positions_BT: torch.Tensor) -> torch.Tensor:
     """`shared_row` as it is on CUDA, where values are not compared."""
     return positions_BT[:1] if positions_BT.stride(0) == 0 else positions_BT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", ["dense", "accumulated", "dropless", "aux_free", "expert_choice", "lion"])
+def test_a_step_on_cuda_waits_for_nothing(trainer: Callable[..., Any], case: str) -> None:
+    """The same by CUDA itself, with batches made ahead. (fp16 experts: torch's grouped_mm waits. Muon in fp16 does.)"""
+    made, device = trainer(*CASES[case], micro_rows=4), torch.device("cuda")
+    how = dict(ops=resolve(made.exp.kernels, device, torch.bfloat16), device=device, dtype=torch.bfloat16)
+    made = Trainer.make(made.exp, made.prepared, micro_rows=4, compiled=False, **how)
+    with ahead(made.batches, device, 4) as batches:
+        made.stepper(batches(0), step=0, lr=1e-3)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for step in range(1, 4):
+                batch = batches(step)
+                assert batch.tokens_BT.is_pinned()
+                loss, _ = made.stepper(batch, step=step, lr=1e-3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(loss)
 
 
 @pytest.mark.parametrize("case", CASES)
