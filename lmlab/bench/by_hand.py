@@ -26,6 +26,7 @@ def same_net(exp: Experiment) -> bool:
     plain = attn.name in ("mha", "gqa", "mqa") and not (attn.window or attn.softcap or attn.dropout or attn.bias_qkv)
     model = exp.model
     head = model.tie_embeddings and not (model.z_loss or model.logit_softcap) and model.vocab_multiple == 1
+    plain = plain and exp.train.residual_dtype == "compute" and exp.train.activation_checkpointing == "none"
     return named == PARTS and plain and head and not model.dropout and attn.qk_norm == "none"
 
 

@@ -18,8 +18,10 @@ from lmlab.config.tree import Experiment
 from lmlab.data.batches import TrainBatches
 from lmlab.data.prepare import Prepared, cache_dir, prepare
 from lmlab.kernels.resolve import Ops, resolve
-from lmlab.train.device import be_deterministic, compile_wanted, resolve_device, resolve_precision
+from lmlab.model.transformer import Transformer
+from lmlab.train.device import be_deterministic, compile_wanted, resolve_device, resolve_precision, resolve_residual
 from lmlab.train.memory import plan
+from lmlab.train.optim import state_bytes
 from lmlab.train.setup import Trainer
 
 
@@ -84,7 +86,8 @@ class Setting:
 
     @property
     def ops(self) -> Ops:
-        return resolve(self.exp.kernels, self.device, self.dtype)
+        residual = resolve_residual(self.exp.train.residual_dtype, self.dtype)
+        return resolve(self.exp.kernels, self.device, self.dtype, residual)
 
     @property
     def compiled(self) -> bool:
@@ -95,6 +98,8 @@ def trainer(setting: Setting) -> Trainer:
     """What `lmlab train` would step with; the process is made deterministic, as training makes it."""
     exp, device = setting.exp, setting.device
     be_deterministic(device)
+    with torch.device("meta"):
+        skeleton = Transformer(exp.arch, setting.vocab_size, setting.ops)
     needs = plan(
         exp.arch,
         setting.vocab_size,
@@ -103,8 +108,10 @@ def trainer(setting: Setting) -> Trainer:
         rows=setting.rows,
         asked=exp.train.micro_batch,
         device=device,
-        n_parameters=0,
+        n_parameters=sum(p.numel() for p in skeleton.parameters()),
+        optimizer_bytes=state_bytes(exp.optim, skeleton),
         packed=exp.data.packing == "documents",
+        recompute=exp.train.activation_checkpointing == "blocks",
     )
     return Trainer.make(
         exp,

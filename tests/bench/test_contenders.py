@@ -34,7 +34,10 @@ def test_by_hand_is_the_composed_net(words: list[str], attn: str) -> None:
     assert [float(composed.step(k)) for k in range(3)] == [float(plain.step(k)) for k in range(3)]
 
 
-@pytest.mark.parametrize("other", ["norm=layernorm", "pos=alibi", "attn.window=8", "ffn=gelu", "attn.qk_norm=head", "model.z_loss=1e-4"])
+OTHERS = ("norm=layernorm", "pos=alibi", "attn.window=8", "ffn=gelu", "attn.qk_norm=head", "model.z_loss=1e-4")
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_by_hand_is_not_set_beside_other_nets(words: list[str], other: str) -> None:
     assert not by_hand.same_net(Setting.of([*words, other]).exp)
 
