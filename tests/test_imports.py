@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"api"},
     "__main__": {"cli"},
     "report": {"runs"},
-    "bench": {"train", "data", "runs", "cost", "eval", "generate", "registry", *BUILD},
+    "bench": {"train", "data", "compat", "runs", "cost", "eval", "generate", "registry", *BUILD},
     "sweep": {"config", "runs", "compat", "inherit"},
     "cli": {"*"},
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lmlab.runs.machine import cpu_model
-from lmlab.train.device import matmul_rate
+from lmlab.train.device import matmul_rate, matmul_size
 
 COPIED_BYTES = {"cpu": 2**28, "cuda": 2**30}
 REPEATS = 6
@@ -42,15 +43,37 @@ def measure(device: torch.device, dtype: torch.dtype) -> Limits:
 
 def copy_rate(device: torch.device) -> float:
     """Bytes read plus bytes written a second by a copy, best of some."""
-    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
-    target, best = torch.empty_like(source), float("inf")
+    copy, best = copying(device), float("inf")
     for _ in range(REPEATS):
         synchronize(device)
         begun = time.perf_counter()
-        target.copy_(source)
+        copy.call()
         synchronize(device)
         best = min(best, time.perf_counter() - begun)
-    return 2 * source.numel() / best
+    return copy.work / best
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What takes its turn among contenders, so that their rates are shares of its own there and then. work: bytes or
+    FLOPs of a call."""
+
+    call: Callable[[], object]
+    work: float
+
+
+def copying(device: torch.device) -> Yardstick:
+    """A copy that fits no cache; work: bytes read plus bytes written."""
+    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return Yardstick(lambda: target.copy_(source), 2 * source.numel())
+
+
+def multiplying(device: torch.device, dtype: torch.dtype) -> Yardstick:
+    """A large square matrix product; work: its FLOPs."""
+    n = matmul_size(device, dtype)
+    a, out = (torch.full((n, n), 0.5, device=device, dtype=dtype) for _ in range(2))
+    return Yardstick(lambda: torch.mm(a, a, out=out), 2 * n**3)
 
 
 def synchronize(device: torch.device) -> None:

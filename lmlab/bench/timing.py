@@ -44,7 +44,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
 
 
 def in_turns(
-    run: Mapping[str, Callable[[], None]], device: torch.device, *, rounds: int = ROUNDS, least_s: float = 0.2
+    run: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int = ROUNDS, least_s: float = 0.2
 ) -> dict[str, list[float]]:
     """Seconds of a call, per name and round: each is called as often as makes `least_s`, after one call to warm up. The
     order is turned round every other time, so that none always follows the same one."""
@@ -56,12 +56,12 @@ def in_turns(
     return found
 
 
-def _calls(f: Callable[[], None], device: torch.device, least_s: float) -> int:
+def _calls(f: Callable[[], object], device: torch.device, least_s: float) -> int:
     f()
     return max(1, round(least_s / max(seconds(f, device, 1), 1e-9)))
 
 
-def seconds(f: Callable[[], None], device: torch.device, calls: int) -> float:
+def seconds(f: Callable[[], object], device: torch.device, calls: int) -> float:
     """Of so many calls, and of what they set going."""
     synchronize(device)
     begun = time.perf_counter()

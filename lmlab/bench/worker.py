@@ -12,12 +12,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from lmlab.errors import LmlabError
-
-CLEAR_PEAK = "5"  # what /proc/self/clear_refs takes to begin the peak of resident memory anew
 
 
 @dataclass(frozen=True)
@@ -103,45 +100,26 @@ class Worker:
 
 def _serve(pipe: Connection, job: Job) -> None:
     """The child: build, step once, then do as it is told until the pipe is closed."""
+    from lmlab.bench.memory import begins, peak
     from lmlab.train.device import tune_malloc
 
     try:
         if job.malloc:
             tune_malloc()
-        before = _memory_begins()
+        before = begins()
         contender = job.make(list(job.words), **job.settings)
         first_step_s, loss = contender.seconds(0, 1)
         pipe.send(("ok", Ready(contender.n_parameters, contender.tokens, first_step_s, loss)))
-        peak = functools.partial(_memory_peak, contender.device, before)
+        taken = functools.partial(peak, contender.device, before)
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             what, *given = pipe.recv()
-            ask = {"run": contender.seconds, "breakdown": contender.breakdown, "peak": peak}[what]
+            ask = {"run": contender.seconds, "breakdown": contender.breakdown, "peak": taken}[what]
             pipe.send(("ok", ask(*given)))
     except EOFError:
         pass
     except Exception as error:
         pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     os._exit(0)  # what is still alive needs no destructors, and libraries complain in theirs
-
-
-def _memory_begins() -> int:
-    """Resident bytes now; the peak counts from here."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
-    return _status("VmRSS")
-
-
-def _memory_peak(device: Any, before: int) -> int:
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024

@@ -14,10 +14,19 @@ KINDS = {
     "train": "a composition: tokens/s, MFU, where a step's time goes, memory, the price of composing",
     "variants": "every option of every group beside the default, at equal FLOPs",
     "decode": "prompts read and tokens written by attention and batch, and what bounds each",
+    "kernels": "operations that move memory, against a copy; the loss, against a product; auto, plain and compiled",
+    "attn": "backends of attention × tokens × mask, against a matrix product; what auto picks",
     "peers": "transformers, litgpt, x-transformers and a nanoGPT at the same shapes",
 }
 SIZES = ("model", "tokenizer", "train.batch_tokens", "train.precision", "data", "device", "seed", "paths", "compile")
 OF_PARTS = ("kernels", "attn.n_kv_heads", "ffn.d_ff", "optim.lr")
+RUN_ON = ("train.batch_tokens", "train.precision", "device", "paths")
+HEADS = ("model.d_model", "model.n_heads", "model.seq_len", "attn.head_dim", "attn.n_kv_heads")
+MAY_SET = {
+    "peers": ((*SIZES, *OF_PARTS), ", whose parts are its peers'"),
+    "kernels": (("model.d_model", "tokenizer.vocab_size", *RUN_ON), ", which measures every part"),
+    "attn": ((*HEADS, *RUN_ON), ", which measures every backend and mask"),
+}
 EPILOG = " · ".join(f"{kind}: {what}" for kind, what in KINDS.items())
 
 
@@ -51,8 +60,9 @@ def bench(
         raise ConfigError(f"`{kind}` is not a benchmark", f"use {guess or ', '.join(KINDS)}")
     refuse_words(words)
     refuse_run(words, "lmlab bench")
-    if kind == "peers":
-        refuse_keys(words, (*SIZES, *OF_PARTS), "`lmlab bench peers`, whose parts are its peers'")
+    if kind in MAY_SET:
+        keys, why = MAY_SET[kind]
+        refuse_keys(words, keys, f"`lmlab bench {kind}`{why}")
     screen = Screen()
     result = importlib.import_module(f"lmlab.bench.{kind}").run(words, rounds=rounds, said=screen.note)
     paths = save(result, Path(out).expanduser() if out is not None else runs_root(words) / "bench")

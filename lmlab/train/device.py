@@ -94,12 +94,18 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
     return facts
 
 
+def matmul_size(device: torch.device, dtype: torch.dtype) -> int:
+    """Rows and columns of the product that rates are measured by."""
+    if device.type == "cuda":
+        return 8192
+    return 512 if dtype == torch.float16 else 1536  # in fp16 most CPUs are a hundred times slower
+
+
 @functools.cache
 def matmul_rate(device: torch.device, dtype: torch.dtype, threads: int, repeats: int = 6) -> float:
     """FLOP/s of a large square matrix product, best of `repeats`: what MFU is a fraction of. Measured once a process
     for so many CPU threads."""
-    on_cpu = 512 if dtype == torch.float16 else 1536  # in fp16 most CPUs are a hundred times slower
-    n = 8192 if device.type == "cuda" else on_cpu
+    n = matmul_size(device, dtype)
     a = torch.full((n, n), 0.5, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(repeats):
