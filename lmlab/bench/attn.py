@@ -276,5 +276,5 @@ def cells(one: dict[str, Any]) -> tuple[str, ...]:
     if "refused" in one:
         return (*where, one["backend"], "", "", "", "; ".join(filter(None, (mark, one["refused"]))))
     over = Spread(**one["auto_over"]).said(unit="×") if "auto_over" in one and not one["auto"] else ""
-    made = f"{1000 * one['render_s']:.2g} ms"
+    made = f"{1000 * one['render_s']:.3g} ms"
     return (*where, one["backend"], Spread(**one["share"]).said(".0%"), over, made, mark)

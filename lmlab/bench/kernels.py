@@ -31,7 +31,6 @@ from lmlab.train.device import be_deterministic, resolve_device, resolve_precisi
 WIDTHS = (256, 1024, 4096, 16384)
 # On the CPU 30 MiB of fp32: near the cache, yet below 32 MiB, from where glibc takes every buffer anew from the kernel.
 ELEMENTS = {"cpu": 480 * 16384, "cuda": 4096 * 16384}
-COMPILED_WIDTHS = {"cpu": (1024,), "cuda": WIDTHS}  # compiling takes seconds on a CPU
 LOSS_WIDTHS = {"cpu": (256, 1024), "cuda": (1024, 4096)}
 SHAPE = {"cpu": (), "cuda": ("tokenizer.vocab_size=50304", "train.batch_tokens=16384")}
 LEAST_S = 0.03
@@ -65,9 +64,9 @@ class Bench:
             "auto_over": {name: ratio(times[own.same[name]], times[own.same[AUTO]]).as_dict() for name in others},
         }
 
-    def case(self, case: Case, limit: Yardstick, *, compiled: bool) -> Iterator[dict[str, Any]]:
+    def case(self, case: Case, limit: Yardstick) -> Iterator[dict[str, Any]]:
         """A record of forward and one of backward."""
-        own = self.rivals.of(case.pick, compiled=compiled)
+        own = self.rivals.of(case.pick)
         forward = {name: _forward(f, case) for name, f in own.functions.items()}
         backward, took = {}, {}
         for name, call in forward.items():
@@ -83,7 +82,7 @@ class Bench:
 
     def loss(self, N: int, V: int, D: int, limit: Yardstick) -> dict[str, Any]:
         """Linear + cross-entropy, both ways in one: the chunked form makes the gradients in its forward."""
-        own = self.rivals.of(lambda ops: ops.linear_cross_entropy, compiled=True)
+        own = self.rivals.of(lambda ops: ops.linear_cross_entropy)
         sizes = Sizes(N * D, V, self.dtype, self.device)
         hidden_ND, head_VD = sizes.normal(N, D), (sizes.normal(V, D, grad=False) * D**-0.5).requires_grad_()
         targets_N = torch.randint(V, (N,), device=self.device)
@@ -134,7 +133,7 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     bench = Bench(Rivals.here(device, dtype, told), device, dtype, rounds)
     with torch._functorch.config.patch(donated_buffer=False):  # else compiled code takes no kept graph
         records = list(_records(bench, exp, words, said))
-    told = [*_told(bench, exp, words, records), *told, *_slow(records)]
+    told = [*_told(bench, exp, records), *told, *_slow(records)]
     facts = {"overrides": list(words), "rounds": rounds}
     bars = [
         Bar(f"{_name(one)} {one['pass']}", Spread(**one["auto_over"][COMPILED]))
@@ -160,15 +159,14 @@ def _records(
     device, V = bench.device, _vocab_size(exp)
     sizes = Sizes(ELEMENTS[device.type], V, bench.dtype, device)
     copy, product = copying(device), multiplying(device, bench.dtype)
-    compiled = widths(words, exp, COMPILED_WIDTHS[device.type])
     for D in widths(words, exp, WIDTHS):
         for case in cases.of_width(D, sizes):
             said(case.said())
-            yield from bench.case(case, copy, compiled=D in compiled)
+            yield from bench.case(case, copy)
         gc.collect()
     for case in cases.elementwise(sizes):
         said(case.said())
-        yield from bench.case(case, copy, compiled=True)
+        yield from bench.case(case, copy)
     for D in widths(words, exp, LOSS_WIDTHS[device.type]):
         said(f"loss D={D}")
         yield bench.loss(exp.train.batch_tokens, V, D, product)
@@ -179,10 +177,9 @@ def _vocab_size(exp: Experiment) -> int:
     return int(tokenizer.vocab_size)
 
 
-def _told(bench: Bench, exp: Experiment, words: Sequence[str], records: list[dict[str, Any]]) -> list[str]:
+def _told(bench: Bench, exp: Experiment, records: list[dict[str, Any]]) -> list[str]:
     """What the figures are of, and what they are not of."""
-    kind, elements = bench.device.type, ELEMENTS[bench.device.type]
-    compiled = ", ".join(map(str, widths(words, exp, COMPILED_WIDTHS[kind])))
+    elements = ELEMENTS[bench.device.type]
     apart: dict[str, list[str]] = {}
     for role, why in cases.ELSEWHERE.items():
         apart.setdefault(why, []).append(role)
@@ -194,7 +191,7 @@ def _told(bench: Bench, exp: Experiment, words: Sequence[str], records: list[dic
     ]
     if bench.rivals.compiles:
         took = sum(one["first_calls_s"].get(COMPILED, 0.0) for one in records if one["pass"] != "backward")
-        told.append(f"compiled: what sees a width at D={compiled}, {took:.0f} s in all outside the figures")
+        told.append(f"first calls of compiled code, outside the figures: {took:.0f} s in all")
     told.append("not here: " + "; ".join(f"{', '.join(roles)}: {why}" for why, roles in apart.items()))
     for one in records:
         if "extra_bytes" in one:
@@ -205,14 +202,17 @@ def _told(bench: Bench, exp: Experiment, words: Sequence[str], records: list[dic
 
 def _slow(records: list[dict[str, Any]]) -> list[str]:
     """Where auto loses to compiled code in every round."""
-    slow = []
-    for one in records:
-        over = Spread(**one["auto_over"][COMPILED]) if COMPILED in one["auto_over"] else None
-        if over is not None and over.high < 1:
-            slow.append(f"{_name(one)} {one['pass']} {over.said()}")
-    if not any(COMPILED in one["auto_over"] for one in records):
+    beside = [one for one in records if COMPILED in one["auto_over"]]
+    if not beside:
         return []
-    return [f"auto is slower than compiled code in every round: {'; '.join(slow) or 'nowhere'}"]
+    slow: dict[str, list[str]] = {}
+    for one in beside:
+        over = Spread(**one["auto_over"][COMPILED])
+        if over.high < 1:
+            at = "" if one["D"] is None else f"D={one['D']} "
+            slow.setdefault(f"{one['operation']} {one['pass']}", []).append(f"{at}{over.said(unit='×')}")
+    listed = "; ".join(f"{name} {', '.join(figures)}" for name, figures in slow.items())
+    return [f"auto is slower than compiled code in every round: {listed or 'nowhere'}"]
 
 
 def _name(one: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ class Rivals:
             return cls(ops, compiles=False)
         return cls(ops, compiles=True)
 
-    def of(self, pick: Callable[[Ops], Callable[..., Any]], *, compiled: bool) -> Own:
+    def of(self, pick: Callable[[Ops], Callable[..., Any]]) -> Own:
         """The functions of one operation."""
         functions: dict[str, Callable[..., Any]] = {}
         same: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Rivals:
             same[name] = name if twin is None else twin
             if twin is None:
                 functions[name] = f
-        if compiled and self.compiles:
+        if self.compiles:
             torch._dynamo.reset()  # what was compiled before is not called again
             functions[COMPILED] = torch.compile(functions[REFERENCE], dynamic=False, fullgraph=True)
             same[COMPILED] = COMPILED
