@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmlab.bench.contender import replaced
+from lmlab.bench.contender import device_of, replaced
 from lmlab.bench.limits import Yardstick, measure, multiplying, synchronize
 from lmlab.bench.result import Bar, Result
 from lmlab.bench.timing import ROUNDS, Spread, in_turns, ratio
@@ -32,7 +32,7 @@ from lmlab.model.attn import Attention
 from lmlab.model.dims import Dims
 from lmlab.model.pos import alibi_slopes
 from lmlab.runs.machine import gib
-from lmlab.train.device import be_deterministic, resolve_device, resolve_precision, tune_malloc
+from lmlab.train.device import be_deterministic, resolve_precision, tune_malloc
 from lmlab.train.memory import USABLE_FRAC, free_bytes
 
 SOFTCAP = 30.0
@@ -114,9 +114,8 @@ def pairs(scores: Scores, B: int, T: int) -> int:
 def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], None] = lambda text: None) -> Result:
     """Every backend at every length, or at the `model.seq_len` that is typed, under every mask."""
     tune_malloc()
-    base = [*_grouped(words), *words]
-    device = resolve_device(load(base).experiment.device)
-    base = replaced(SHAPE[device.type], base)
+    device = device_of(words)
+    base = replaced(SHAPE[device.type], [*_grouped(words), *words])
     exp = load(base).experiment
     be_deterministic(device)
     torch.manual_seed(0)

@@ -56,6 +56,11 @@ def replaced(base: Sequence[str], words: Sequence[str]) -> list[str]:
     return [word for word in base if word.partition("=")[0] not in typed] + list(words)
 
 
+def device_of(words: Sequence[str]) -> torch.device:
+    """What `device` says, before it is known which sizes suit it."""
+    return resolve_device(load([word for word in words if word.startswith("device=")]).experiment.device)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A composition and what it is trained on, here and now."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmlab.bench import cases, memory
 from lmlab.bench.cases import Case, Sizes
-from lmlab.bench.contender import replaced
+from lmlab.bench.contender import device_of, replaced
 from lmlab.bench.limits import Yardstick, copying, measure, multiplying
 from lmlab.bench.result import Bar, Result
 from lmlab.bench.rivals import AUTO, COMPILED, Own, Rivals
@@ -26,7 +26,7 @@ from lmlab.bench.timing import ROUNDS, Spread, in_turns, ratio
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
 from lmlab.runs.machine import gib
-from lmlab.train.device import be_deterministic, resolve_device, resolve_precision, tune_malloc
+from lmlab.train.device import be_deterministic, resolve_precision, tune_malloc
 
 WIDTHS = (256, 1024, 4096, 16384)
 # On the CPU 30 MiB of fp32: near the cache, yet below 32 MiB, from where glibc takes every buffer anew from the kernel.
@@ -122,7 +122,7 @@ def _backward(out: Any, wants: list[Tensor]) -> Callable[[], object]:
 def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], None] = lambda text: None) -> Result:
     """Every operation at every width, or at the `model.d_model` that is typed."""
     tune_malloc()
-    device = resolve_device(load(list(words)).experiment.device)
+    device = device_of(words)
     exp = load(replaced(SHAPE[device.type], words)).experiment
     be_deterministic(device)
     torch.manual_seed(0)
