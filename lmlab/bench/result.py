@@ -16,6 +16,7 @@ from lmlab.errors import RunError
 from lmlab.runs.files import to_json
 
 INK, LINE = "#3b6ea5", "#9aa0a6"
+WIDE = 8  # from the smallest to the largest ratio: then by doubling
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ def draw(bars: Sequence[Bar], title: str, path: Path) -> None:
         axes.set_yticks(places, [b.label for b in bars])
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9, loc="left")
+        if max(b.ratio.high for b in bars) > WIDE * min(b.ratio.low for b in bars):
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         axes.grid(axis="x", color="#e6e6e6", linewidth=0.6)
