@@ -129,7 +129,9 @@ def computed_model(exp: Experiment, checkpoint: Checkpoint, *, device: torch.dev
     from lmlab.train.twin import cast_parameters
 
     vocab_size = len(checkpoint.model["embed.weight"])
-    model = build(exp.arch, vocab_size, resolve(exp.kernels, device, dtype), seed=None, device=device)
+    compiled = compile_wanted(exp.compile, device)
+    ops = resolve(exp.kernels, device, dtype, compiled=compiled)
+    model = build(exp.arch, vocab_size, ops, seed=None, device=device)
     try:
         model.load_state_dict(checkpoint.model, strict=True)
     except RuntimeError as error:
@@ -138,6 +140,6 @@ def computed_model(exp: Experiment, checkpoint: Checkpoint, *, device: torch.dev
             f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code"
         ) from error
     model = cast_parameters(model, dtype).eval()
-    if compile_wanted(exp.compile, device):
+    if compiled:
         model.compile_blocks()
     return model

@@ -16,7 +16,7 @@ from lmlab.config.tree import Experiment
 from lmlab.cost.flops import active_parameters, flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
 from lmlab.errors import ConfigError
-from lmlab.kernels.resolve import Ops, resolve
+from lmlab.kernels.resolve import Ops, resolve, why_not
 from lmlab.model.transformer import Transformer
 from lmlab.train import memory
 from lmlab.train import start as starting
@@ -99,7 +99,8 @@ def make(
     known: dict[str, Any] = recorded.get("resolved") or {}
     device = resolve_device(known["device"] if known and exp.device == "auto" else exp.device)
     dtype = getattr(torch, known["precision"]) if known else resolve_precision(exp.train.precision, device)
-    ops = resolve(exp.kernels, device, dtype)
+    compiled = known.get("compile", compile_wanted(exp.compile, device))
+    ops = resolve(exp.kernels, device, dtype, compiled=compiled)
     theirs = None if start is None else starting.shapes(start.checkpoint)
     vocab_size = rows_of(prepared, recorded, theirs)
     with torch.device("meta"):
@@ -119,8 +120,13 @@ def make(
         packed=exp.data.packing == "documents",
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
-    compiled = known.get("compile", compile_wanted(exp.compile, device))
     return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps, vocab_size, taken)
+
+
+def check_kernels(exp: Experiment) -> None:
+    """Raises ConfigError when kernels that are asked for by name can't run on the device."""
+    if error := why_not(exp.kernels, resolve_device(exp.device)):
+        raise error
 
 
 def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:
