@@ -22,7 +22,7 @@ from lmlab.check.small import VOCAB, T, given, small
 from lmlab.config.tree import Experiment
 from lmlab.kernels.attention import probabilities
 from lmlab.kernels.ops import Ops
-from lmlab.kernels.resolve import at_hand, resolve, why_not
+from lmlab.kernels.resolve import on_cpu, resolve, why_not
 from lmlab.kernels.scores import Scores
 from lmlab.kernels.spec import Auto, Reference
 from lmlab.model.init import table, z
@@ -81,7 +81,7 @@ class Composed:
         self, arch: Optional[Arch] = None, dtype: torch.dtype = torch.float64, *, plain: bool = False
     ) -> Transformer:
         """A model with its initial values, in eval mode; plain: on the reference kernels."""
-        kernels = Reference() if plain else at_hand(self.experiment.kernels, "cpu")
+        kernels = Reference() if plain else on_cpu(self.experiment.kernels)
         ops = resolve(kernels, "cpu", dtype)
         return build(arch or self.arch, VOCAB, ops, seed=0, device="cpu", dtype=dtype).eval()
 

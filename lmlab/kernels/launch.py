@@ -32,7 +32,8 @@ def operator(*written: str) -> Callable[[Callable[..., None]], Callable[..., Non
             if torch.compiler.is_compiling():
                 opaque(*given)
             elif not given[0].is_meta:
-                launch(*given)
+                with torch.cuda.device_of(given[0]):  # Triton launches on the current GPU, whatever its arguments say
+                    launch(*given)
 
         return call
 

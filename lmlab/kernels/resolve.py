@@ -130,9 +130,10 @@ def why_not(kernels: specs.Spec, device: torch.device | str) -> Optional[ConfigE
     )
 
 
-def at_hand(kernels: specs.Spec, device: torch.device | str) -> specs.Spec:
-    """What answers for these kernels there: themselves, or auto's where they can't run."""
-    return specs.Auto() if why_not(kernels, device) else kernels
+def on_cpu(kernels: specs.Spec) -> specs.Spec:
+    """What stands for these kernels where a model is looked at on the CPU: auto's for Triton's, which do not run there,
+    or for minutes, interpreted."""
+    return specs.Auto() if isinstance(kernels, specs.Triton) else kernels
 
 
 def resolve(kernels: specs.Spec, device: torch.device | str, dtype: torch.dtype, *, compiled: bool = False) -> Ops:

@@ -214,3 +214,13 @@ def second_derivatives_are_refused(device: str = "cpu") -> None:
         (grad,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             grad.sum().backward()
+
+
+def nothing_is_launched_on_meta(device: str = "cpu") -> None:
+    """Shapes and dtypes come out, so that a forward without values can be counted."""
+    x = torch.empty(2, 3, 8, device="meta", requires_grad=True)
+    weight = torch.ones(8, device="meta", dtype=torch.bfloat16)
+    total, normed = fused_norm.triton_add_rms_norm(x, x, weight, 1e-6)
+    turned = fused_rope.triton_rotate_half(x[:, :, None], torch.ones(1, 3, 1, 2), torch.ones(1, 3, 1, 2))
+    assert (total.dtype, normed.dtype, turned.shape) == (torch.float32, torch.bfloat16, (2, 3, 1, 8))
+    assert all(t.is_meta for t in (total, normed, turned, fused_act.TRITON_GATES["swiglu"](x, x)))
