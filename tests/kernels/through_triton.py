@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def models() -> None:
-    """Gradients of whole models are those of the reference."""
+    """Gradients of whole models are those of the reference, and the operations are named for what they are."""
     for chosen in MODELS.values():
         tokens, positions = rows(2)
         eager, reference = (
@@ -37,6 +37,11 @@ def models() -> None:
             for name in ("triton", "reference")
         )
         same_grads(eager, reference, 2e-5)
+    names = model(torch.float32, kernels="triton", model=SMALL).paths()
+    assert names["rms_norm"] == "triton_rms_norm (asked for by name, in Triton's interpreter)"
+    assert names["gates"] == "triton (asked for by name, in Triton's interpreter)"
+    auto = model(torch.float32, kernels="auto", model=SMALL).paths()
+    assert not [name for name in auto.values() if name.startswith("triton")]  # never on a CPU
 
 
 def compiled() -> None:
@@ -65,15 +70,6 @@ def steps() -> None:
             optimizer.step()
             losses.setdefault(name, []).append(loss.item())
     print(json.dumps(losses))
-
-
-def named() -> None:
-    """What the operations are called says that they are Triton's, interpreted."""
-    names = model(torch.float32, kernels="triton", model=SMALL).paths()
-    assert names["rms_norm"] == "triton_rms_norm (asked for by name, in Triton's interpreter)"
-    assert names["gates"] == "triton (asked for by name, in Triton's interpreter)"
-    auto = model(torch.float32, kernels="auto", model=SMALL).paths()
-    assert not [name for name in auto.values() if name.startswith("triton")]  # never on a CPU
 
 
 def planted() -> None:
