@@ -13,7 +13,7 @@ the scaled and capped logits of the first n_valid columns; a padded vocabulary h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,7 @@ def chunked_linear_cross_entropy(
     n_valid: Optional[int] = None,
 ) -> HeadLoss:
     """The same in chunks of rows; weights get no gradient."""
-    return by_chunks(_fill, hidden_ND, head_VD, targets_N, weights_N, Form(scale, softcap, z_coef, n_valid))
+    return by_chunks(Blocks, hidden_ND, head_VD, targets_N, weights_N, Form(scale, softcap, z_coef, n_valid))
 
 
 @dataclass(frozen=True)
@@ -90,27 +90,40 @@ class Form:
     n_valid: Optional[int]
 
 
-def by_chunks(fill: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, form: Form) -> HeadLoss:
-    """The loss of rows whose sums `fill` makes, and their gradients in the same pass where they are wanted.
+class Differentiator(Protocol):
+    """What happens to a chunk between its products."""
 
-    fill(rows, form, d_hidden, d_head) -> (objective, nats): writes d_hidden, adds to d_head, where they are not None.
-    """
+    objective: Tensor
+    nats: Tensor
+
+    def __init__(self, form: Form, logits_NV: Tensor, wanted: bool) -> None:
+        """logits_NV: what chunks will look like, of as many rows or fewer. wanted: whether gradients are."""
+
+    def __call__(self, logits_NV: Tensor, target_N1: Tensor, weight_N1: Tensor) -> None:
+        """Put the gradient of each row's objective, as if its weight were 1 and the logits not scaled, in place of its
+        logits; add weight times what it comes to to `objective` and `nats`."""
+
+
+def by_chunks(
+    kind: type[Differentiator], hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, form: Form
+) -> HeadLoss:
+    """The loss, and in the same pass the gradients that are wanted."""
     rows = hidden, head, targets.masked_fill(targets == IGNORED, 0), counted(targets, weights)
     if torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad):
-        objective, nats = _WithGradients.apply(fill, form, *rows)
+        objective, nats = _WithGradients.apply(kind, form, *rows)
     else:
-        objective, nats = fill(rows, form, None, None)
+        objective, nats = _fill(kind, form, rows, None, None)
     return HeadLoss(objective, nats if form.z_coef else objective)
 
 
 class _WithGradients(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, fill: Any, form: Form, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor
+        ctx: Any, kind: Any, form: Form, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[2] else None
         d_head = torch.zeros_like(head, dtype=wide(head.dtype)) if ctx.needs_input_grad[3] else None
-        objective, nats = fill((hidden, head, targets, weights), form, d_hidden, d_head)
+        objective, nats = _fill(kind, form, (hidden, head, targets, weights), d_hidden, d_head)
         ctx.save_for_backward(d_hidden, None if d_head is None else d_head.to(head.dtype))
         ctx.mark_non_differentiable(nats)
         return objective, nats
@@ -128,14 +141,19 @@ def _times(d: Tensor, factor: Tensor) -> Tensor:
 
 
 def _fill(
-    rows: tuple[Tensor, Tensor, Tensor, Tensor], form: Form, d_hidden_ND: Optional[Tensor], d_head_VD: Optional[Tensor]
+    kind: type[Differentiator],
+    form: Form,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    d_hidden_ND: Optional[Tensor],
+    d_head_VD: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """(objective, nats). Buffers are made once: fresh ones cost a page fault per 4 KiB in every chunk."""
+    """(objective, nats); writes d_hidden and adds to d_head where they are given. Buffers are made once: fresh ones
+    cost a page fault per 4 KiB in every chunk."""
     hidden_ND, head_VD, targets_N, weights_N = rows
     N, V, device, dtype = len(hidden_ND), len(head_VD), hidden_ND.device, wide(hidden_ND.dtype)
     step = max(1, min(N, chunk_rows(device, V)))
     logits_NV = hidden_ND.new_empty(step, V)
-    block = Block(form, logits_NV.new_empty(min(step, block_rows(device, V)), V, dtype=dtype))
+    differentiate = kind(form, logits_NV, d_hidden_ND is not None or d_head_VD is not None)
     part = summand = None
     if d_head_VD is not None and hidden_ND.dtype != dtype:
         part, summand = (torch.empty_like(d_head_VD, dtype=t) for t in (hidden_ND.dtype, dtype))
@@ -143,7 +161,7 @@ def _fill(
         chunk = slice(start, min(start + step, N))
         hidden, weight, d_logits = hidden_ND[chunk], weights_N[chunk, None].to(dtype), logits_NV[: N - start]
         torch.mm(hidden, head_VD.T, out=d_logits)
-        block.differentiate(d_logits, targets_N[chunk, None], weight)
+        differentiate(d_logits, targets_N[chunk, None], weight)
         # Weight and scale act on the narrow side of the products, in `dtype`: rounded by themselves they would be one
         # common error of all gradients.
         if d_hidden_ND is not None:
@@ -156,28 +174,28 @@ def _fill(
                 d_head_VD += summand.copy_(torch.mm(d_logits.T, weighted, out=part))
     if d_head_VD is not None and form.scale != 1.0:
         d_head_VD *= form.scale
-    return block.objective, block.nats
+    return differentiate.objective, differentiate.nats
 
 
-class Block:
-    """Puts the gradient of each row's loss in place of its logits, and adds the losses up."""
+class Blocks:
+    """Plain torch, a few rows at a time, in at least fp32."""
 
-    def __init__(self, form: Form, buffer: Tensor) -> None:
-        """buffer: (rows at once, V), of the dtype to work in."""
-        self.form, self.buffer = form, buffer
-        self.slope = None if form.softcap is None else torch.empty_like(buffer)
-        self.objective, self.nats = buffer.new_zeros(()), buffer.new_zeros(())
+    def __init__(self, form: Form, logits_NV: Tensor, wanted: bool) -> None:
+        n_rows, V = min(len(logits_NV), block_rows(logits_NV.device, logits_NV.shape[1])), logits_NV.shape[1]
+        self.form, self.wanted, self.buffer = form, wanted, logits_NV.new_empty(n_rows, V, dtype=wide(logits_NV.dtype))
+        self.slope = None if form.softcap is None else torch.empty_like(self.buffer)
+        self.objective, self.nats = self.buffer.new_zeros(()), self.buffer.new_zeros(())
 
-    def differentiate(self, logits_NV: Tensor, target_N1: Tensor, weight_N1: Tensor) -> None:
+    def __call__(self, logits_NV: Tensor, target_N1: Tensor, weight_N1: Tensor) -> None:
         parts = (t.split(len(self.buffer)) for t in (logits_NV, target_N1, weight_N1))
         for product, target, weight in zip(*parts, strict=True):
             same = product.dtype == self.buffer.dtype
             work = product if same else self.buffer[: len(product)].copy_(product)
             slope = self._shaped(work)
             self._differentiate(work, target, weight)
-            if slope is not None:
+            if slope is not None and self.wanted:
                 work.mul_(slope)
-            if not same:
+            if not same and self.wanted:
                 product.copy_(work)
 
     def _shaped(self, logits: Tensor) -> Optional[Tensor]:
@@ -201,9 +219,12 @@ class Block:
         nats = ((lse - picked) * weight).sum()
         self.nats += nats
         self.objective += nats
-        d_target = torch.expm1(picked - lse)  # the gradient of nats is probs − 1 at the target
         if z_coef := self.form.z_coef:
             self.objective += z_coef * (lse.square() * weight).sum()
+        if not self.wanted:
+            return
+        d_target = torch.expm1(picked - lse)  # the gradient of nats is probs − 1 at the target
+        if z_coef:
             d_target += 2 * z_coef * lse * (picked - lse).exp()
             probs.mul_(1 + 2 * z_coef * lse)
         probs.scatter_(-1, target, d_target)
