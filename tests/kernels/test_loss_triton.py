@@ -128,3 +128,22 @@ def test_agrees_with_the_plain_loss(wrong, name):
 
 def test_a_planted_wrong_gradient_is_caught(wrong):
     assert wrong["planted"].startswith("plain: d_h")
+
+
+@pytest.mark.parametrize(("dtype", "capped"), [("bf16", True), ("fp32", False)])
+def test_the_kernel_compiles_for_cuda(dtype, capped, tmp_path, monkeypatch):
+    """The interpreter forgives what the compiler does not. Needs no GPU: Triton brings its assembler."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lmlab.kernels.loss_triton import LONGEST, _differentiate
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    pointers = {"logits_ptr": dtype, "targets_ptr": "i64", "objective_ptr": "fp32", "nats_ptr": "fp32"}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(("stride", "V", "n_valid"), "i32")
+    signature |= dict.fromkeys(("scale", "softcap", "z_coef"), "fp32")
+    fixed = {"CAPPED": capped, "WANTED": True, "BLOCK": LONGEST}
+    source = ASTSource(_differentiate, signature | dict.fromkeys(fixed, "constexpr"), constexprs=fixed)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert "st.global" in made.asm["ptx"]
