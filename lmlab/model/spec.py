@@ -647,6 +647,11 @@ class Arch:
         """Rows of the embedding and of the head: (50257 ids, multiple 128) → 50304."""
         return -(-n_ids // self.model.vocab_multiple) * self.model.vocab_multiple
 
+    def vocab_size(self, n_ids: int, n_rows: int) -> int:
+        """What is predicted by weights of so many rows: the tokenizer's ids where vocab_multiple added rows, else a
+        token a row, for weights from elsewhere may have more rows than ids."""
+        return n_ids if self.model.vocab_multiple > 1 else n_rows
+
     def embed_scale(self) -> float:
         """The factor on the token embeddings."""
         return {"none": 1.0, "sqrt_d_model": math.sqrt(self.model.d_model)}[self.model.embed_scale]

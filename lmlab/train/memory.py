@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmlab.errors import ConfigError
 from lmlab.kernels.attention import Rendered
+from lmlab.kernels.loss import linear_cross_entropy
 from lmlab.kernels.resolve import Ops
 from lmlab.kernels.scores import Scores
 from lmlab.model.spec import Arch
@@ -126,8 +127,8 @@ def plan(
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
     fixed = max(one - saved, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
     per_row = saved + saved // 2  # gradients of activations live beside them
-    logits = 2 * vocab_size * 4  # of a token, and their gradient, in fp32
-    if "chunked" in ops.names["linear_cross_entropy"]:
+    logits = 2 * arch.vocab_rows(vocab_size) * 4  # of a token, and their gradient, in fp32
+    if ops.names["linear_cross_entropy"] != linear_cross_entropy.__name__:
         fixed += logits * min(CHUNK_TOKENS, rows * arch.model.seq_len)
     else:
         per_row += logits * arch.model.seq_len
