@@ -33,7 +33,7 @@ def load(
     experiment.compile = False
     tokenizer = Tokenizer.load(found.run.tokenizer_path)
     checkpoint = checkpoint_of(found.run, found.checkpoint.path if found.checkpoint else None)
-    model = computed_model(experiment, checkpoint, device=torch.device(device), dtype=torch.float32)
+    model = computed_model(experiment, checkpoint, tokenizer, device=torch.device(device), dtype=torch.float32)
     return model, tokenizer, found.run.config()
 
 

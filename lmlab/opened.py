@@ -119,16 +119,18 @@ def checkpoint_of(
     return found
 
 
-def computed_model(exp: Experiment, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> Transformer:
+def computed_model(
+    exp: Experiment, checkpoint: Checkpoint, tokenizer: Tokenizer, *, device: torch.device, dtype: torch.dtype
+) -> Transformer:
     """The model as it computes: weights in `dtype` on `device`, in eval mode, compiled when the experiment says so.
 
-    Its vocabulary is the checkpoint's: an imported embedding may have more rows than the tokenizer has ids."""
+    An imported embedding may have more rows than the tokenizer has ids: all are its vocabulary."""
     from lmlab.kernels.resolve import resolve
     from lmlab.model.transformer import build
     from lmlab.train.device import compile_wanted
     from lmlab.train.twin import cast_parameters
 
-    vocab_size = len(checkpoint.model["embed.weight"])
+    vocab_size = exp.arch.vocab_size(tokenizer.vocab_size, len(checkpoint.model["embed.weight"]))
     compiled = compile_wanted(exp.compile, device)
     ops = resolve(exp.kernels, device, dtype, compiled=compiled)
     model = build(exp.arch, vocab_size, ops, seed=None, device=device)

@@ -70,6 +70,7 @@ def vocabulary(c: Composed) -> int:
 def parameters(config: Config, vocab: int) -> tuple[dict[str, int], dict[str, int]]:
     """(in matrices, in all else) by role, of the whole model."""
     m, D, L = config["model"], config["model"]["d_model"], config["model"]["n_layers"]
+    vocab = math.ceil(vocab / m["vocab_multiple"]) * m["vocab_multiple"]
     attn, attn_rest = attention_parameters(config)
     routed = sum(routes(config, layer) for layer in range(L))
     ffn, ffn_rest = feed_forward_parameters(config, ffn_width(config))

@@ -15,6 +15,7 @@ from torch import Tensor
 from lmlab.check import oracle
 from lmlab.check.composed import LIKELIEST_DROP, Composed, Rows, as_dict, gradients
 from lmlab.check.rows import EXACT, Row, distance, gradient_distance, judged, known, not_asked
+from lmlab.check.small import VOCAB
 from lmlab.model.cache import Cache, CacheIgnored
 from lmlab.model.transformer import Transformer
 
@@ -42,7 +43,7 @@ def against_oracle(c: Composed) -> Row:
                 config, state, asked.tokens_BT, asked.positions_BT, asked.documents_BT, asked.valid_BT
             )
             seen = torch.ones_like(asked.tokens_BT) if asked.valid_BT is None else asked.valid_BT
-            off[what] = distance(logits(c.net, asked)[seen.bool()], expected[seen.bool()])
+            off[what] = distance(logits(c.net, asked)[seen.bool()], expected[seen.bool()][:, :VOCAB])
     except oracle.NoOracle as missing:
         return not_asked("oracle", f"{missing.part} is not one of lmlab's own: no formula to compare with")
     worst = max(off, key=lambda what: (off[what] != off[what], off[what]))

@@ -34,7 +34,8 @@ def stable(opened: Opened, model: Transformer, tokens: TokenFile, split: str) ->
     cut = dict(rows=opened.rows, seq_len=exp.model.seq_len, packing=exp.data.packing)
     batches = list(eval_batches(tokens, **cut, start=opened.tokenizer.start, max_tokens=STABLE_TOKENS))  # type: ignore[arg-type]
     now = choices(model, batches)
-    before = choices(computed_model(exp, earlier, device=opened.device, dtype=opened.dtype), batches)
+    theirs = computed_model(exp, earlier, opened.tokenizer, device=opened.device, dtype=opened.dtype)
+    before = choices(theirs, batches)
     n_tokens = sum(int((batch.weights_BT > 0).sum()) for batch in batches)
     return {"stability_from_step": earlier.step, "stability_tokens": n_tokens} | stability(before, now, split)
 

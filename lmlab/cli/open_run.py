@@ -34,7 +34,7 @@ class Opened:
         """In eval mode."""
         from lmlab.opened import computed_model
 
-        return computed_model(self.exp, self.checkpoint, device=self.device, dtype=self.dtype)
+        return computed_model(self.exp, self.checkpoint, self.tokenizer, device=self.device, dtype=self.dtype)
 
     def told(self) -> dict[str, Any]:
         """What computed the figures of a report."""

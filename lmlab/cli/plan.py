@@ -42,7 +42,7 @@ class Plan:
     palm_flops_per_token: float
     memory: memory.MemoryPlan
     steps: int | None  # None: max_minutes waits for a measured rate
-    vocab_size: int  # rows of the embedding
+    vocab_size: int  # what is predicted; the embedding may have more rows
     taken: list[Taken] = field(default_factory=list)  # of the run that this one starts from, when it is yet to start
 
     @property
@@ -102,7 +102,7 @@ def make(
     compiled = known.get("compile", compile_wanted(exp.compile, device))
     ops = resolve(exp.kernels, device, dtype, compiled=compiled)
     theirs = None if start is None else starting.shapes(start.checkpoint)
-    vocab_size = rows_of(prepared, recorded, theirs)
+    vocab_size = exp.arch.vocab_size(prepared.tokenizer.vocab_size, rows_of(prepared, recorded, theirs))
     with torch.device("meta"):
         skeleton = Transformer(exp.arch, vocab_size, ops)
     taken = [] if start is None or theirs is None else weights(exp, start, theirs, skeleton).taken
@@ -130,7 +130,7 @@ def check_kernels(exp: Experiment) -> None:
 
 
 def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:
-    """Rows of the embedding: those of the weights it starts from, which may be padded; else an id each."""
+    """A row per id, or those of the weights it starts from, which may be more."""
     if source is not None:
         return len(source[starting.EMBEDDING])
     return int((recorded.get("lineage") or {}).get("vocab_size", prepared.tokenizer.vocab_size))

@@ -201,7 +201,7 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | N
 
     exp, prepared, needs = plan.exp, plan.prepared, plan.memory
     vocab_size, micro = prepared.tokenizer.vocab_size, f"{needs.n_micro} × {needs.micro_rows} rows"
-    n, embedded = plan.n_parameters, plan.vocab_size * exp.model.d_model
+    n, embedded = plan.n_parameters, plan.skeleton.embed.weight.numel()
     flops = f"{count(plan.flops_per_token)} FLOP/token"
     without = f"{count(n - embedded)} without embedding"
     rows = [

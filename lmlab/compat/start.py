@@ -24,8 +24,8 @@ FREE = (
 # Off, on: a bias that starts at 0 changes nothing.
 BIASES = ("attn.bias_qkv", "attn.bias_o", "ffn.bias", "norm.bias", "model.head_bias")
 MAY = (
-    "what may change: rope_scaling, pos.theta, model.seq_len, window, softcap, dropout, activation, fewer kv heads, "
-    "the router's losses and capacity"
+    "what may change: rope_scaling, pos.theta, model.seq_len, window, softcap, dropout, z_loss, activation, fewer kv "
+    "heads, the router's losses and capacity"
 )
 FFN = "lmlab.model.ffn:FFN"
 

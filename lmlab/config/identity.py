@@ -22,7 +22,7 @@ from lmlab.config.tree import GROUPS, LATER_GROUPS, Experiment
 from lmlab.errors import ConfigError, listed
 from lmlab.registry import OPTIONS, Spec, lookup
 
-VERSION = 4  # of the configuration format
+VERSION = 5  # of the configuration format
 HASHED_VERSION = 1  # what hashes begin with: they outlive the format
 CODE = ("model", "kernels", "train", "data", "eval/loss.py")
 SLUG_CHARS = 60

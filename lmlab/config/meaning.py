@@ -26,7 +26,8 @@ from lmlab.model.spec import (
 PARTS = tuple(f.name for f in dataclasses.fields(Arch))
 # What may differ without changing what a model in evaluation computes.
 FREE = (
-    *("model.seq_len", "model.dropout", "attn.dropout", "attn.backend", "attn.form"),
+    *("model.seq_len", "model.dropout", "model.z_loss"),
+    *("attn.dropout", "attn.backend", "attn.form"),
     *("moe.aux_coef", "moe.z_coef", "moe.jitter", "moe.bias_step"),
 )
 

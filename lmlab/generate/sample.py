@@ -39,6 +39,6 @@ def sample(
 def unwritable(model: Transformer, tokenizer: Tokenizer, *, and_end: bool = False) -> torch.Tensor:
     """(V,) True for ids that are no token of the tokenizer (a padded vocabulary), and, if asked, for what ends a
     document or begins the next."""
-    ids_V = torch.arange(model.embed.weight.shape[0], device=model.embed.weight.device)
+    ids_V = torch.arange(model.dims.vocab_size, device=model.embed.weight.device)
     beyond = ids_V >= tokenizer.vocab_size
     return beyond | (ids_V == tokenizer.eot) | (ids_V == tokenizer.start) if and_end else beyond

@@ -5,6 +5,7 @@ The folder appears whole or not at all. Importing it gives the same weights to t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
@@ -60,6 +61,7 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype` is {dtype}", f"use one of {', '.join(DTYPES)}")
     refuse_occupied(to)
+    model = unpadded(model)
     found = choose(model.arch, len(model.state[EMBED]), model.longest, family)
     tensors = exported(model.state, model.arch, found.family, found.family.pairing(found.config))
     text, end = model.tokenizer.as_hf()
@@ -84,6 +86,16 @@ def export(model: Model, to: Path, *, family: str | None = None, dtype: str = "f
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return Exported(to, found.family.model_type, found.family.cls, parameters(model.state), dtype)
+
+
+def unpadded(model: Model) -> Model:
+    """Without the rows that `model.vocab_multiple` added: transformers would predict them."""
+    if model.arch.model.vocab_multiple == 1:
+        return model
+    padded, n_ids = (EMBED, "head.weight", "head.bias"), model.tokenizer.vocab_size
+    state = {name: t[:n_ids].contiguous() if name in padded else t for name, t in model.state.items()}
+    sizes: Any = dataclasses.replace(model.arch.model, **{"vocab_multiple": 1})
+    return dataclasses.replace(model, arch=dataclasses.replace(model.arch, model=sizes), state=state)
 
 
 def refuse_occupied(to: Path) -> None:

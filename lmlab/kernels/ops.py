@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +31,17 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+class HeadLoss(NamedTuple):
+    """Two scalars in at least fp32. objective: what backward runs on. nats: Σ weight · nats of the targets, without the
+    z-loss; where there is none it is the objective itself, else it has no gradient."""
+
+    objective: Tensor
+    nats: Tensor
+
+
 class LinearCrossEntropy(Protocol):
-    """Σ weight · nats of `softmax(cap(scale · hidden · headᵀ))` at the targets, a scalar in at least fp32."""
+    """The loss of `cap(scale · hidden · headᵀ)`: lmlab/kernels/loss.py. A target of -100 counts nothing; columns from
+    n_valid on (None = there are none) take no part."""
 
     def __call__(
         self,
@@ -42,7 +51,9 @@ class LinearCrossEntropy(Protocol):
         weights_N: Tensor,
         scale: float,
         softcap: Optional[float] = None,
-    ) -> Tensor: ...
+        z_coef: float = 0.0,
+        n_valid: Optional[int] = None,
+    ) -> HeadLoss: ...
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ ADDED = {"add_rms_norm": norm.add_rms_norm, "add_layer_norm": norm.add_layer_nor
 @functools.cache
 def _triton() -> dict[str, Any]:
     """Those that there is a Triton kernel for. Imported here: lmlab runs without Triton."""
-    from lmlab.kernels import activation_triton, norm_triton, rope_triton
+    from lmlab.kernels import activation_triton, loss_triton, norm_triton, rope_triton
 
     return {
         "rms_norm": norm_triton.triton_rms_norm,
@@ -54,12 +54,14 @@ def _triton() -> dict[str, Any]:
         "activations": activation_triton.TRITON_ACTIVATIONS,
         "gates": activation_triton.TRITON_GATES,
         "rope": {"half": rope_triton.triton_rotate_half, "interleaved": rope_triton.triton_rotate_interleaved},
+        "linear_cross_entropy": loss_triton.triton_linear_cross_entropy,
     }
 
 
 # ---------------------------------------------------------------- what is preferred
 
 IN_BLOCKS = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "activations", "gates", "rope")
+LOSS = ("linear_cross_entropy",)
 ALL = tuple(PLAIN)
 
 
@@ -76,17 +78,20 @@ class Row(NamedTuple):
 
 
 NAMED, NONE_OWN, ONE_PASS = "asked for by name", "no Triton kernel for it", "eager torch reads and writes at every step"
+CHUNKS = "never the logits of the whole batch"
 INTERPRETED = "asked for by name, in Triton's interpreter"
 FUSED, NO_CPU = "the compiler fuses the plain formula", "Triton does not run on a CPU"
 TABLE = (
     Row("reference", "", "", "", ALL, "plain", NAMED),
-    Row("triton", "", "", "", IN_BLOCKS, "triton", NAMED),
+    Row("triton", "", "", "", (*IN_BLOCKS, *LOSS), "triton", NAMED),
     Row("triton", "", "", "", ALL, "torch", NONE_OWN),
     Row("auto", "cpu", "", "compiled", IN_BLOCKS, "inside", FUSED),
     Row("auto", "cpu", "wide", "eager", ("layer_norm",), "plain", "torch's own is one pass"),
     Row("auto", "cpu", "", "", ALL, "torch", NO_CPU),
+    Row("auto", "cuda", "", "", LOSS, "triton", CHUNKS),
     Row("auto", "cuda", "", "eager", IN_BLOCKS, "triton", ONE_PASS),
     Row("auto", "cuda", "", "compiled", IN_BLOCKS, "inside", FUSED),
+    Row("auto", "cuda", "", "", ALL, "torch", NONE_OWN),
     Row("auto", "", "", "compiled", IN_BLOCKS, "inside", FUSED),
     Row("auto", "", "", "", ALL, "torch", "Triton is not at hand"),
 )

@@ -21,6 +21,6 @@ class Dims:
     n_heads: int  # H
     head_dim: int  # C
     n_layers: int  # L
-    vocab_size: int  # V
+    vocab_size: int  # V, what is predicted
     seq_len: int  # T of a training row
     rotary_dim: int  # of C, those that positions may rotate

@@ -619,6 +619,12 @@ class Decoder(Spec):
         probe=0.5,
     )
     logit_softcap: Optional[float] = setting(None, "c of c·tanh(logit / c); null = none", gt=0, probe=0.2, since=2)
+    z_loss: float = setting(
+        0.0, "factor on log² Σ e^logit, which training adds to each token's loss", ge=0, le=1e6, probe=1.0, since=5
+    )
+    vocab_multiple: int = setting(
+        1, "rows of embedding and head are a multiple of it; no more are predicted", ge=1, le=65_536, probe=128, since=5
+    )
 
 
 @dataclass
@@ -636,6 +642,15 @@ class Arch:
 
     def head_dim(self) -> int:
         return self.attn.head_size(self.model.d_model, self.model.n_heads)
+
+    def vocab_rows(self, n_ids: int) -> int:
+        """Rows of the embedding and of the head: (50257 ids, multiple 128) → 50304."""
+        return -(-n_ids // self.model.vocab_multiple) * self.model.vocab_multiple
+
+    def vocab_size(self, n_ids: int, n_rows: int) -> int:
+        """What is predicted by weights of so many rows: the tokenizer's ids where vocab_multiple added rows, else a
+        token a row, for weights from elsewhere may have more rows than ids."""
+        return n_ids if self.model.vocab_multiple > 1 else n_rows
 
     def embed_scale(self) -> float:
         """The factor on the token embeddings."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmlab.errors import LmlabError
-from lmlab.kernels.ops import Ops, capped
+from lmlab.kernels.ops import HeadLoss, Ops, capped
 from lmlab.model.block import Parts
 from lmlab.model.cache import Cache
 from lmlab.model.dims import Dims
@@ -22,25 +22,38 @@ from lmlab.registry import make
 
 
 class Output(NamedTuple):
-    """With targets: the loss (Σ weight · nats, 0-d, at least fp32). Without: the logits. stats: one entry per layer.
-    penalty: what routers add to be trained, on the same scale (None = nothing)."""
+    """With targets: the head's loss, of which `loss` is Σ weight · nats (0-d, at least fp32). Without: the logits.
+    stats: one entry per layer. penalty: what routers add to be trained, on the same scale (None = nothing)."""
 
     logits_BTV: Optional[Tensor]
-    loss: Optional[Tensor]
+    head: Optional[HeadLoss]
     stats: tuple[Any, ...]
     penalty: Optional[Tensor] = None
 
     @property
+    def loss(self) -> Optional[Tensor]:
+        """The language's alone: neither z-loss nor penalty."""
+        return None if self.head is None else self.head.nats
+
+    @property
+    def z_loss(self) -> Optional[Tensor]:
+        """What the z-loss adds, without a gradient; None where there is none."""
+        if self.head is None or self.head.objective is self.head.nats:
+            return None
+        return (self.head.objective - self.head.nats).detach()
+
+    @property
     def objective(self) -> Tensor:
-        """What is differentiated: the loss and the penalty."""
-        assert self.loss is not None
-        return self.loss if self.penalty is None else self.loss + self.penalty
+        """What is differentiated: the loss, the z-loss and the penalty."""
+        assert self.head is not None
+        return self.head.objective if self.penalty is None else self.head.objective + self.penalty
 
 
 class Transformer(nn.Module):
     """A decoder-only Transformer, made on the current torch device (meta for counts)."""
 
     def __init__(self, arch: Arch, vocab_size: int, ops: Ops) -> None:
+        """vocab_size: ids that it reads and predicts; its matrices have arch.vocab_rows(vocab_size)."""
         super().__init__()
         model = arch.model
         self.arch, self.ops, self.dropout = arch, ops, model.dropout
@@ -54,7 +67,9 @@ class Transformer(nn.Module):
             seq_len=model.seq_len,
             rotary_dim=arch.attn.rotary_size(model.d_model, model.n_heads),
         )
-        self.embed = nn.Embedding(vocab_size, model.d_model)
+        n_rows = arch.vocab_rows(vocab_size)
+        self.z_loss, self.n_valid = model.z_loss, None if n_rows == vocab_size else vocab_size
+        self.embed = nn.Embedding(n_rows, model.d_model)
         self.embed_scale = arch.embed_scale()
         self.embed_norm = make(arch.norm, dims, ops, None) if model.embed_norm else None
         self.pos = make(arch.pos, dims, ops, None)
@@ -62,7 +77,7 @@ class Transformer(nn.Module):
             self.pos.scale_by(make(arch.rope_scaling, dims, ops, None))
         self.blocks = nn.ModuleList(self._block(arch, dims, ops, layer) for layer in range(model.n_layers))
         self.norm = make(arch.norm, dims, ops, None) if arch.block.final_norm() else None
-        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=model.head_bias)
+        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, n_rows, bias=model.head_bias)
         self._attention_used: dict[str, None] = {}
 
     @staticmethod
@@ -183,19 +198,21 @@ class Transformer(nn.Module):
         parts: list[Any] = [block.attn for block in self.blocks]
         return [(getattr(attn, "kind", layer), attn) for layer, attn in enumerate(parts)]
 
-    def loss(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Optional[Tensor]) -> Tensor:
-        """Σ weight · nats of the targets."""
+    def loss(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Optional[Tensor]) -> HeadLoss:
+        """Σ weight · nats of the targets, in training with the z-loss."""
         if weights_BT is None:
             weights_BT = torch.ones_like(targets_BT, dtype=torch.float32)
         hidden_ND, head_VD = x_BTD.flatten(0, 1), self.head_weight
         if self.head_bias is not None:
             hidden_ND, head_VD = with_bias(hidden_ND, head_VD, self.head_bias)
         rows = hidden_ND, head_VD, targets_BT.flatten(), weights_BT.flatten()
-        return self.ops.linear_cross_entropy(*rows, self.logit_scale, self.logit_softcap)
+        z_coef = self.z_loss if self.training else 0.0
+        return self.ops.linear_cross_entropy(*rows, self.logit_scale, self.logit_softcap, z_coef, self.n_valid)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """(B, T, V), scaled, then capped."""
-        logits_BTV = F.linear(x_BTD, self.head_weight, self.head_bias)
+        bias = None if self.head_bias is None else self.head_bias[: self.n_valid]
+        logits_BTV = F.linear(x_BTD, self.head_weight[: self.n_valid], bias)
         return capped(logits_BTV if self.logit_scale == 1 else logits_BTV * self.logit_scale, self.logit_softcap)
 
     @torch.no_grad()

@@ -117,7 +117,7 @@ class Loop:
                 if due.log or diverged:
                     row |= {"train/loss": known, "train/lr": lr, "train/grad_norm": float(norm)}
                     row |= {"train/tokens_per_s": busy_tokens / busy_s, "train/epoch": self.batches.epoch(state.step)}
-                    row |= self.stepper.routing.figures()
+                    row |= self.stepper.figures()
                     busy_s, busy_tokens = 0.0, 0
                 if probe is not None:
                     row |= probe.after_update(batch)

@@ -127,7 +127,7 @@ def plan(
     twin = 0 if dtype == torch.float32 else 2 * dtype.itemsize
     fixed = max(one - saved, 0) + n_parameters * (BYTES_PER_PARAMETER + twin)
     per_row = saved + saved // 2  # gradients of activations live beside them
-    logits = 2 * vocab_size * 4  # of a token, and their gradient, in fp32
+    logits = 2 * arch.vocab_rows(vocab_size) * 4  # of a token, and their gradient, in fp32
     if ops.linear_cross_entropy is not linear_cross_entropy:
         fixed += logits * min(CHUNK_TOKENS, rows * arch.model.seq_len)
     else:

@@ -52,9 +52,9 @@ class Trainer:
         compiled: bool,
         vocab_size: int | None = None,
     ) -> Trainer:
-        """vocab_size: rows of the embedding; None = as many as the tokenizer has ids."""
-        seeds, rows = exp.seeds(), vocab_size or prepared.tokenizer.vocab_size
-        master = build(exp.arch, rows, ops, seed=seeds["init"], device=device)
+        """vocab_size: what is predicted; None = as many as the tokenizer has ids."""
+        seeds, predicted = exp.seeds(), vocab_size or prepared.tokenizer.vocab_size
+        master = build(exp.arch, predicted, ops, seed=seeds["init"], device=device)
         twin = Twin(master, dtype)
         if compiled:
             twin.model.compile_blocks()

@@ -40,6 +40,7 @@ class Stepper:
     seed: int
     device: torch.device
     routing: Routing = field(default_factory=Routing)  # of the last step
+    z_loss: torch.Tensor | None = None  # what the z-loss added to the last step's loss, per token
 
     def __call__(
         self, batch: Batch, *, step: int, lr: float, probe: Probe | None = None
@@ -66,7 +67,8 @@ class Stepper:
         self.twin.model.train()
         self.routing = Routing()
         weight = float(batch.weights_BT.sum().clamp_min(1))
-        nats = []
+        nats: list[torch.Tensor] = []
+        added: list[torch.Tensor] = []
         whole = batch.to(self.device)
         for micro, first in enumerate(range(0, len(whole.tokens_BT), self.micro_rows)):
             part = whole.rows(first, first + self.micro_rows)
@@ -83,8 +85,16 @@ class Stepper:
             self.routing.add(out.stats)
             self.twin.collect()
             nats.append(out.loss.detach())
+            if out.z_loss is not None:
+                added.append(out.z_loss)
         torch._foreach_div_(self.twin.grads(), weight)
+        self.z_loss = torch.stack(added).sum() / weight if added else None
         return torch.stack(nats).sum() / weight
+
+    def figures(self) -> dict[str, float]:
+        """Of the last step: what the z-loss added, and what routers did."""
+        own = {} if self.z_loss is None else {"train/z_loss": float(self.z_loss)}
+        return own | self.routing.figures()
 
     def finite(self) -> bool:
         """Whether every weight is a number: what a checkpoint may hold."""

@@ -69,7 +69,7 @@ def test_every_option_survives() -> None:
 
 
 DAMAGED: dict[str, tuple[Any, str]] = {
-    "newer version": (lambda d: d.update(version=99), "has version 99; this lmlab reads up to 4"),
+    "newer version": (lambda d: d.update(version=99), "has version 99; this lmlab reads up to 5"),
     "no version": (lambda d: d.pop("version"), "has no `version`"),
     "unknown root key": (lambda d: d.update(mot={"name": "topk"}), "has `mot`, which this lmlab does not know"),
     "unknown field": (lambda d: d["norm"].update(twist=1), "has `norm.twist`, which this lmlab does not know"),

@@ -1,4 +1,4 @@
-"""Code that runs Triton's kernels on the CPU, by Triton's interpreter. That is switched on when triton is imported, so
+"""Code that runs Triton's kernels on the CPU, by Triton's interpreter. It is switched on when triton is imported, so
 the code runs in a process of its own."""
 
 from __future__ import annotations

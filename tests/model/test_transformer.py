@@ -333,3 +333,49 @@ def test_large_tied_embeddings_get_a_logit_scale(more):
     assert model(model=more).logit_scale == pytest.approx(1 / 8)
     assert model(model=more | {"tie_embeddings": False}).logit_scale == 1
     assert model(model=more | {"logit_scale": 1.0}).logit_scale == 1
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_the_z_loss_is_trained_on_and_is_no_part_of_the_loss(kernels):
+    """Σ weight · coefficient · log² Σ e^logit (PaLM), in train mode only."""
+    tokens, positions = rows()
+    net, without = (model(kernels=kernels, model={"z_loss": z, "logit_softcap": 3.0}) for z in (0.2, 0.0))
+    weights = torch.rand(tokens.shape, dtype=torch.float64)
+    asked = dict(targets_BT=tokens, weights_BT=weights)
+    plain = without.train()(tokens, positions, **asked)
+    assert plain.z_loss is None
+    assert plain.objective is plain.loss
+    found = net.train()(tokens, positions, **asked)
+    lse = net(tokens, positions).logits_BTV.logsumexp(-1)
+    close(found.loss, plain.loss)
+    close(found.z_loss, 0.2 * (weights * lse.square()).sum())
+    want = torch.autograd.grad(without(tokens, positions, **asked).loss + 0.0, list(without.parameters()))
+    pulled = torch.autograd.grad(0.2 * (weights * lse.square()).sum(), list(net.parameters()))
+    ours = torch.autograd.grad(found.objective, list(net.parameters()))
+    for a, b, c in zip(ours, want, pulled, strict=True):
+        close(a, b + c)
+    assert net.eval()(tokens, positions, **asked).z_loss is None
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"tie_embeddings": False, "head_bias": True, "z_loss": 0.1}], ids=["tied", "own"]
+)
+def test_a_padded_vocabulary_is_the_one_without_its_rows(kernels, sizes):
+    tokens, positions = rows()
+    net = model(kernels=kernels, model=sizes | {"vocab_multiple": 64})
+    plain = model(kernels=kernels, model=sizes)
+    assert (len(net.embed.weight), net.dims.vocab_size) == (128, VOCAB)
+    if net.head is not None:
+        net.head.bias.data.normal_()
+    own = ("embed.weight", "head.weight", "head.bias")
+    plain.load_state_dict({n: t[:VOCAB] if n in own else t for n, t in net.state_dict().items()})
+    assert net(tokens, positions).logits_BTV.shape[-1] == VOCAB
+    close(net(tokens, positions).logits_BTV, plain(tokens, positions).logits_BTV)
+    for n in (net, plain):
+        n.train()(tokens, positions, targets_BT=tokens).objective.backward()
+    padded, cut = ({name: p.grad for name, p in n.named_parameters()} for n in (net, plain))
+    for name in (name for name in own if name in padded):
+        assert (padded[name][VOCAB:] == 0).all()
+        padded[name] = padded[name][:VOCAB]
+    same_grads(padded, cut, 1e-10)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmlab.data.tokenizer import Tokenizer
 from lmlab.interop.importing import import_folder
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto
@@ -196,9 +197,8 @@ def run_of(folder: Path, runs: Path, *words: str) -> RunDir:
 def ours(run: RunDir, dtype: torch.dtype = torch.float64) -> Transformer:
     """The run's model, in eval mode, of its checkpoint's own vocabulary."""
     arch, found = experiment_of(run).arch, checkpoint.load(run.checkpoints()[-1].path)
-    net = build(
-        arch, len(found.model["embed.weight"]), resolve(Auto(), "cpu", dtype), seed=None, device="cpu", dtype=dtype
-    )
+    vocab = arch.vocab_size(Tokenizer.load(run.tokenizer_path).vocab_size, len(found.model["embed.weight"]))
+    net = build(arch, vocab, resolve(Auto(), "cpu", dtype), seed=None, device="cpu", dtype=dtype)
     net.load_state_dict(found.model, strict=True)
     return net.eval()
 

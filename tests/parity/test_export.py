@@ -120,6 +120,19 @@ def test_what_was_trained_here(line, tmp_path):
     close(logits(ours(back, torch.float32), tokens), logits(net, tokens), 2e-5)
 
 
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_rows_that_only_fill_up_stay_here(tied, tmp_path):
+    tokenizer = byte_tokenizer(Byte())
+    run = trained(tmp_path / "mine", f"model.vocab_multiple=64 model.tie_embeddings={tied}", tokenizer)
+    done = exported(run, tmp_path / "hf")
+    net, other = ours(run, torch.float32), theirs(tmp_path / "hf")
+    assert len(net.embed.weight) == 320
+    assert net.dims.vocab_size == other.config.vocab_size == len(other.get_input_embeddings().weight) == 257
+    assert done.parameters == sum(p.numel() for p in other.parameters())
+    tokens, _ = rows(2, 30, vocab=257)
+    close(logits(net, tokens), logits(other, tokens), 1e-4)
+
+
 @pytest.mark.parametrize("line", ["", "preset=gpt2", "preset=bloom", "attn=mla", *ROUTED])
 def test_greedy_tokens_are_ours(line, tmp_path):
     run = trained(tmp_path / "mine", line, byte_tokenizer(Byte()))

@@ -102,6 +102,7 @@ def test_backends_compute_the_same() -> None:
     [
         *("attn.window=4", "attn.window=4 attn.pattern=SL", "attn.softcap=20", "pos.theta=500000"),
         *("rope_scaling=yarn", "rope_scaling=llama3 model.seq_len=64", "ffn=geglu", "ffn=reglu"),
+        "model.z_loss=1e-4",
     ],
 )
 def test_what_has_no_weights_may_change(after: str) -> None:
@@ -223,6 +224,7 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "biases lost": ("attn.bias_qkv=true", "", "`attn.bias_qkv` is false, and that of theirs is true", ""),
     "head lost": ("model.tie_embeddings=false", "", "`model.tie_embeddings` is true, and that of theirs is false", ""),
     "embed_norm": ("", "model.embed_norm=true model.logit_scale=1", "`model.embed_norm` is true", "leave"),
+    "padding": ("", "model.vocab_multiple=8", "`model.vocab_multiple` is 8, and that of theirs is 1", "leave"),
     "logit_softcap": ("", "model.logit_softcap=30", "`model.logit_softcap` is 30", "leave"),
     "null is another factor": (
         "block=postnorm", "block=postnorm model.tie_embeddings=false", "`model.logit_scale` is 1", "logit_scale=0.17"

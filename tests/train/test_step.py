@@ -49,6 +49,22 @@ def test_accumulation_is_one_gradient_on_ragged_masks(trainer: Callable[..., Any
             assert torch.linalg.norm(g - split[name]) <= 1e-10 * max(1.0, float(torch.linalg.norm(g))), name
 
 
+def test_the_z_loss_is_told_apart_however_the_batch_is_split(trainer: Callable[..., Any]) -> None:
+    made, plain = (as_double(trainer(*extra)) for extra in (["model.z_loss=0.01"], []))
+    batch = ragged(made.batches.batch(3))
+    want = float(plain.stepper.gradients(batch, step=0))
+    assert "train/z_loss" not in plain.stepper.figures()
+    told = []
+    for micro_rows in (4, 1):
+        made.stepper.micro_rows = micro_rows
+        assert abs(float(made.stepper.gradients(batch, step=0)) - want) < 1e-10
+        told.append(made.stepper.figures()["train/z_loss"])
+    with torch.no_grad():
+        lse = plain.master(batch.tokens_BT, batch.positions_BT).logits_BTV.logsumexp(-1)
+    expected = 0.01 * float((lse.square() * batch.weights_BT).sum() / batch.weights_BT.sum())
+    assert all(abs(z - expected) < 1e-9 for z in told)
+
+
 def test_all_ignored_batch_adds_nothing(trainer: Callable[..., Any]) -> None:
     made = trainer()
     batch = made.batches.batch(0)
