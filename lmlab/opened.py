@@ -131,7 +131,8 @@ def computed_model(
     from lmlab.train.twin import cast_parameters
 
     vocab_size = exp.arch.vocab_size(tokenizer.vocab_size, len(checkpoint.model["embed.weight"]))
-    ops = resolve(exp.kernels, device, dtype, resolve_residual(exp.train.residual_dtype, dtype))
+    compiled, residual = compile_wanted(exp.compile, device), resolve_residual(exp.train.residual_dtype, dtype)
+    ops = resolve(exp.kernels, device, dtype, residual, compiled=compiled)
     model = build(exp.arch, vocab_size, ops, seed=None, device=device)
     try:
         model.load_state_dict(checkpoint.model, strict=True)
@@ -141,6 +142,6 @@ def computed_model(
             f"{checkpoint.path} does not fit its own configuration: {reason}", "it was made by other code"
         ) from error
     model = cast_parameters(model, dtype).eval()
-    if compile_wanted(exp.compile, device):
+    if compiled:
         model.compile_blocks()
     return model

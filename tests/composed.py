@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lmlab.check import composed
 from lmlab.kernels.resolve import resolve
-from lmlab.kernels.spec import Auto, Reference
 from lmlab.model import spec as specs
 from lmlab.model.transformer import Transformer, build
 from lmlab.registry import OPTIONS
@@ -34,8 +33,8 @@ def model(
     dtype: torch.dtype = torch.float64, *, kernels: str = "auto", seed: int = 0, vocab: int = VOCAB, **chosen: Any
 ) -> Transformer:
     """A drawn model on the CPU, in eval mode."""
-    spec = Reference() if kernels == "reference" else Auto()
-    return build(arch(**chosen), vocab, resolve(spec, "cpu", dtype), seed=seed, device="cpu", dtype=dtype).eval()
+    ops = resolve(OPTIONS["kernels"][kernels](), "cpu", dtype)
+    return build(arch(**chosen), vocab, ops, seed=seed, device="cpu", dtype=dtype).eval()
 
 
 def rows(B: int = 2, T: int = 16, *, vocab: int = VOCAB, seed: int = 1) -> tuple[Tensor, Tensor]:

@@ -75,16 +75,22 @@ class ByHand(nn.Module):
         mask: Rendered = ops.render[backend](scores, T, T, x.dtype, x.device)
         layers: list[Any] = list(self.layers)
         for layer in layers:
-            h = ops.rms_norm(x, layer.norm1, self.eps)
+            h = ops.rms_norm(x, layer.norm1, self.eps, 0.0)
             q, k, v = (p.view(B, T, -1, self.C) for p in ops.fan(h, (layer.q, layer.k, layer.v), None))
             q, k = ops.rope["half"](q, cos, sin), ops.rope["half"](k, cos, sin)
             h = ops.attention[backend](q, k, v, scores, mask, scale=self.scale)
-            x = x + h.reshape(B, T, -1) @ layer.o.T
-            h = ops.rms_norm(x, layer.norm2, self.eps)
+            x, h = self.added(x, h.reshape(B, T, -1) @ layer.o.T, layer.norm2)
             x = x + ops.gates["swiglu"](h @ layer.gate.T, h @ layer.up.T) @ layer.down.T
-        h = ops.rms_norm(x, self.norm, self.eps).flatten(0, 1)
+        h = ops.rms_norm(x, self.norm, self.eps, 0.0).flatten(0, 1)
         loss = ops.linear_cross_entropy(h, self.embed, targets_BT.flatten(), weights_BT.flatten(), self.logit_scale)
         return Output(None, loss, ())
+
+    def added(self, x: Tensor, branch: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        if self.ops.add_rms_norm is not None:
+            return self.ops.add_rms_norm(x, branch, weight, self.eps, 1.0, 0.0)
+        x = x + branch
+        return x, self.ops.rms_norm(x, weight, self.eps, 0.0)
 
     def after_step(self, loads: Any) -> None:
         """Nothing is done between steps."""

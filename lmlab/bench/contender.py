@@ -92,7 +92,7 @@ class Setting:
     @property
     def ops(self) -> Ops:
         residual = resolve_residual(self.exp.train.residual_dtype, self.dtype)
-        return resolve(self.exp.kernels, self.device, self.dtype, residual)
+        return resolve(self.exp.kernels, self.device, self.dtype, residual, compiled=self.compiled)
 
     @property
     def compiled(self) -> bool:

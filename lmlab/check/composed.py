@@ -22,12 +22,13 @@ from lmlab.check.small import VOCAB, T, given, small
 from lmlab.config.tree import Experiment
 from lmlab.kernels.attention import probabilities
 from lmlab.kernels.ops import Ops
-from lmlab.kernels.resolve import resolve
+from lmlab.kernels.resolve import on_cpu, resolve, why_not
 from lmlab.kernels.scores import Scores
 from lmlab.kernels.spec import Auto, Reference
 from lmlab.model.init import table, z
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer, build
+from lmlab.registry import Spec
 
 PEAK = 0.5  # the mean largest attention weight of the last row
 LOUDEST = 30.0  # a score: made in float32 it is off by some 1e-6, and so are the weights
@@ -43,6 +44,11 @@ class Rows:
     positions_BT: Tensor
     documents_BT: Optional[Tensor] = None
     valid_BT: Optional[Tensor] = None
+
+    def on(self, device: torch.device) -> Rows:
+        """The same rows on another device."""
+        moved: Any = {name: t if t is None else t.to(device) for name, t in vars(self).items()}
+        return Rows(**moved)
 
     def call(self, net: Transformer, **more: Any) -> Any:
         return net(self.tokens_BT, self.positions_BT, documents_BT=self.documents_BT, valid_BT=self.valid_BT, **more)
@@ -75,7 +81,7 @@ class Composed:
         self, arch: Optional[Arch] = None, dtype: torch.dtype = torch.float64, *, plain: bool = False
     ) -> Transformer:
         """A model with its initial values, in eval mode; plain: on the reference kernels."""
-        kernels = Reference() if plain else self.experiment.kernels
+        kernels = Reference() if plain else on_cpu(self.experiment.kernels)
         ops = resolve(kernels, "cpu", dtype)
         return build(arch or self.arch, VOCAB, ops, seed=0, device="cpu", dtype=dtype).eval()
 
@@ -117,10 +123,19 @@ class Composed:
     def rows(self, B: int = 2, length: Optional[int] = None, seed: int = 1) -> Rows:
         return rows(B, self.T if length is None else length, seed)
 
-    def with_kernels(self, dtype: torch.dtype, *, plain: bool) -> Transformer:
-        """The quiet model in another dtype, on the reference kernels or on the fastest ones."""
-        ops = resolve(Reference() if plain else Auto(), "cpu", dtype)
-        net = build(without_dropout(self.arch), VOCAB, ops, seed=0, device="cpu", dtype=dtype)
+    @property
+    def compared(self) -> tuple[Spec, torch.device]:
+        """The kernels that stand beside the reference ones, those asked for by name or the fastest, and where they run:
+        on the CPU, or on the experiment's GPU where they have no CPU."""
+        kernels = self.experiment.kernels
+        fast = Auto() if isinstance(kernels, Reference) else kernels
+        word = self.experiment.device if self.experiment.device.startswith("cuda") else "cuda"
+        return fast, torch.device(word if why_not(fast, "cpu") else "cpu")
+
+    def with_kernels(self, dtype: torch.dtype, *, plain: bool, device: torch.device | str = "cpu") -> Transformer:
+        """The quiet model in another dtype, on the reference kernels or on the ones that are compared with them."""
+        ops = resolve(Reference() if plain else self.compared[0], device, dtype)
+        net = build(without_dropout(self.arch), VOCAB, ops, seed=0, device=device, dtype=dtype)
         return net.train()
 
 

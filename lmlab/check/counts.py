@@ -17,7 +17,7 @@ from lmlab.check.oracle_moe import room_for, routes
 from lmlab.check.rows import Row, not_asked
 from lmlab.check.small import given
 from lmlab.cost.flops import flops_per_token
-from lmlab.kernels.resolve import resolve
+from lmlab.kernels.resolve import on_cpu, resolve
 from lmlab.model.init import table
 from lmlab.model.spec import Arch
 from lmlab.model.transformer import Transformer, build
@@ -51,7 +51,7 @@ def counts(c: Composed) -> Row:
     if odd := strange(config):
         return not_asked("parameters and FLOPs", f"{odd} is not one of lmlab's own: no formula")
     with torch.device("meta"):
-        net = Transformer(arch, vocab, resolve(c.experiment.kernels, "cpu", torch.float32))
+        net = Transformer(arch, vocab, resolve(on_cpu(c.experiment.kernels), "cpu", torch.float32))
     matrices, others = parameters(config, vocab)
     n, expected = sum(p.numel() for p in net.parameters()), sum(matrices.values()) + sum(others.values())
     flops, worked_out = flops_per_token(net, arch), 6 * in_products(config, matrices) + attention_flops(config)
@@ -251,7 +251,7 @@ def rule(config: Config, name: str, shape: tuple[int, ...]) -> tuple[float, floa
 def first_loss(c: Composed) -> Row:
     """The loss of random tokens before the first step, against ln V; at full size when that is not too large."""
     arch, vocab = c.experiment.arch, vocabulary(c)
-    ops = resolve(c.experiment.kernels, "cpu", torch.float32)
+    ops = resolve(on_cpu(c.experiment.kernels), "cpu", torch.float32)
     with torch.device("meta"):
         n = sum(p.numel() for p in Transformer(arch, vocab, ops).parameters())
     arch = runnable(arch) if n <= MOST else c.arch

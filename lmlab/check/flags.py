@@ -27,7 +27,7 @@ from lmlab.config.fields import Field, fields, problem
 from lmlab.config.load import Composer
 from lmlab.config.tree import Experiment
 from lmlab.errors import LmlabError, raise_all
-from lmlab.kernels.resolve import resolve
+from lmlab.kernels.resolve import on_cpu, resolve
 from lmlab.model.transformer import Transformer
 
 GROUPS = (*(group for group in tree.GROUPS if group not in ("data", "tokenizer")), "train", "seed")
@@ -269,7 +269,7 @@ def shapes(experiment: Experiment, group: str = "") -> Any:
     m = experiment.arch.model
     arch = dataclasses.replace(experiment.arch, model=given(m, n_layers=min(m.n_layers, LAYERS + 1)))
     with torch.device("meta"):
-        net = Transformer(arch, VOCAB, resolve(experiment.kernels, "cpu", torch.float32))
+        net = Transformer(arch, VOCAB, resolve(on_cpu(experiment.kernels), "cpu", torch.float32))
     return [(name, tuple(p.shape)) for name, p in net.named_parameters()]
 
 

@@ -14,6 +14,7 @@ from lmlab.check.rows import Row
 from lmlab.config.identity import code_hash
 from lmlab.config.tree import Experiment
 from lmlab.errors import LmlabError
+from lmlab.kernels.resolve import on_cpu
 from lmlab.runs.files import atomic_write
 
 FOLDER = "checks"
@@ -51,5 +52,5 @@ def key(experiment: Experiment, plugin_sources: Mapping[str, str]) -> str:
     """16 hex digits of the parts, of the code that computes them and of the code that asks."""
     own = {f"check/{path.name}": path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
     code = code_hash({**own, **plugin_sources})
-    text = json.dumps([as_dict(experiment.arch), experiment.kernels.name, code], sort_keys=True)
+    text = json.dumps([as_dict(experiment.arch), on_cpu(experiment.kernels).name, code], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

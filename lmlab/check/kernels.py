@@ -26,17 +26,20 @@ TRIES = ((2, 24, 8), (1, 6, 16), (1, 3, 32))  # rows, their tokens at most, and 
 
 
 def against_reference(c: Composed) -> Row:
-    """Outputs and gradients of kernels=auto and kernels=reference in float64, fp32 and bf16."""
-    asked, said = steady(c), []
+    """Outputs and gradients of kernels=reference and of the kernels beside it (`Composed.compared`) in float64, fp32
+    and bf16."""
+    chosen, said = steady(c), []
+    device = c.compared[1]
+    asked = chosen.on(device)
     for dtype, tol, tol_grads in ((torch.float64, EXACT, EXACT), (torch.float32, FP32, FP32_GRADIENTS)):
-        plain, fast = (_same_weights(c, dtype, plain=p) for p in (True, False))
+        plain, fast = (_same_weights(c, dtype, plain=p, device=device) for p in (True, False))
         off = distance(logits(fast, asked), logits(plain, asked))
         off_grads, where = gradient_distance(gradients(fast, asked), gradients(plain, asked))
         said.append(f"{str(dtype).removeprefix('torch.')} {max(off, off_grads):.1g}")
         if not (off <= tol and off_grads <= tol_grads):
             figure = f"{said[-1]} ({'outputs' if off > tol else where})"
             return Row("kernels = reference", "fail", figure, f"allowed {tol:g}, gradients {tol_grads:g}")
-    errors = _in_bf16(c, asked)
+    errors = _in_bf16(c, chosen)
     said.append("bfloat16 {:.1g} against {:.1g} of the reference".format(*errors))
     state = "pass" if errors[0] <= errors[1] + BF16 else "fail"
     return Row("kernels = reference", state, "; ".join(said), "" if state == "pass" else f"allowed {BF16:g} more")
@@ -70,8 +73,8 @@ def _nudged(net: Transformer, size: float) -> None:
         p.mul_(1 + size * torch.randn(p.shape, generator=draw, dtype=torch.float64))
 
 
-def _same_weights(c: Composed, dtype: torch.dtype, *, plain: bool) -> Transformer:
-    net = c.with_kernels(dtype, plain=plain)
+def _same_weights(c: Composed, dtype: torch.dtype, *, plain: bool, device: torch.device | str = "cpu") -> Transformer:
+    net = c.with_kernels(dtype, plain=plain, device=device)
     net.load_state_dict(c.net.state_dict())
     return net
 
@@ -83,11 +86,13 @@ def _in_bf16(c: Composed, asked: Rows) -> tuple[float, float]:
     kept: dict[int, Tensor] = {}
     with routers(c.net, kept.setdefault):
         exact = logits(c.net, asked)
-    off = []
+    off, device = [], c.compared[1]
     for plain in (False, True):
-        net = _same_weights(c, torch.bfloat16, plain=plain).eval()
-        with routers(net, lambda layer, own: kept[layer].to(own.dtype)):
-            off.append(float((logits(net, asked).double() - exact).norm() / exact.norm().clamp_min(1e-30)))
+        net = _same_weights(c, torch.bfloat16, plain=plain, device=device).eval()
+        with routers(net, lambda layer, own: kept[layer].to(own)):
+            off.append(
+                float((logits(net, asked.on(device)).cpu().double() - exact).norm() / exact.norm().clamp_min(1e-30))
+            )
     return off[0], off[1]
 
 

@@ -62,12 +62,14 @@ def all_rows(words: Sequence[str], config_dir: str | None = None) -> list[Row]:
     from lmlab.check.flags import dead_flags
     from lmlab.check.rows import attempted
     from lmlab.cli.check_plan import planned
+    from lmlab.cli.plan import check_kernels
     from lmlab.config.load import load
     from lmlab.errors import ConfigError
     from lmlab.inherit import refuse_run
 
     refuse_run(words, "lmlab check")
     experiment = load(words, config_dir=config_dir).experiment
+    check_kernels(experiment)
     if getattr(experiment.attn, "backend", None) == "flex":
         raise ConfigError(
             "`attn.backend` is flex, which has no float64 and no backward on the CPU, where a check is asked",

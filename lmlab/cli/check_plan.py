@@ -16,7 +16,7 @@ from lmlab.cli.run_one import Share
 from lmlab.compat import rules
 from lmlab.config.tree import Experiment
 from lmlab.data.batches import Batch
-from lmlab.kernels.resolve import resolve
+from lmlab.kernels.resolve import on_cpu, resolve
 from lmlab.model.transformer import build
 from lmlab.registry import make
 from lmlab.train.spec import DEFAULT_STEPS
@@ -34,7 +34,9 @@ def planned(experiment: Experiment, group: str) -> Any:
             tokenizer=SimpleNamespace(vocab_size=VOCAB), train=SimpleNamespace(n_tokens=10**6)
         )
         shallow = given(experiment.model, n_layers=min(2, experiment.model.n_layers))
-        plan = planning.make(dataclasses.replace(experiment, model=shallow, device="cpu"), prepared, share=ENOUGH)
+        kernels = on_cpu(experiment.kernels)
+        here = dataclasses.replace(experiment, model=shallow, kernels=kernels, device="cpu")
+        plan = planning.make(here, prepared, share=ENOUGH)
         return plan.resolved(), plan.memory.n_micro, experiment.train.max_minutes if plan.steps is None else None
     return trained(experiment)
 
@@ -43,7 +45,8 @@ def trained(experiment: Experiment) -> Any:
     """The learning rates of the whole run, the seeds, and every parameter after three steps."""
     arch, cpu = small(experiment.arch), torch.device("cpu")
     seeds, optim = experiment.seeds(), experiment.optim
-    master = build(arch, VOCAB, resolve(experiment.kernels, cpu, torch.float32), seed=seeds["init"], device=cpu)
+    ops = resolve(on_cpu(experiment.kernels), cpu, torch.float32)
+    master = build(arch, VOCAB, ops, seed=seeds["init"], device=cpu)
     total = rules.steps(experiment) or DEFAULT_STEPS
     schedule = make(experiment.schedule, optim.lr, total)
     lrs = [schedule(step) for step in range(total)]

@@ -16,7 +16,7 @@ from lmlab.config.tree import Experiment
 from lmlab.cost.flops import active_parameters, flops_per_token, palm_flops_per_token
 from lmlab.data.prepare import Prepared
 from lmlab.errors import ConfigError
-from lmlab.kernels.resolve import Ops, resolve
+from lmlab.kernels.resolve import Ops, resolve, why_not
 from lmlab.model.transformer import Transformer
 from lmlab.train import memory
 from lmlab.train import start as starting
@@ -109,7 +109,8 @@ def make(
     known: dict[str, Any] = recorded.get("resolved") or {}
     device = resolve_device(known["device"] if known and exp.device == "auto" else exp.device)
     dtype = getattr(torch, known["precision"]) if known else resolve_precision(exp.train.precision, device)
-    ops = resolve(exp.kernels, device, dtype, residual_of(exp.train, dtype))
+    compiled = known.get("compile", compile_wanted(exp.compile, device))
+    ops = resolve(exp.kernels, device, dtype, residual_of(exp.train, dtype), compiled=compiled)
     theirs = None if start is None else starting.shapes(start.checkpoint)
     vocab_size = exp.arch.vocab_size(prepared.tokenizer.vocab_size, rows_of(prepared, recorded, theirs))
     with torch.device("meta"):
@@ -131,7 +132,6 @@ def make(
         recompute=exp.train.activation_checkpointing == "blocks",
     )
     steps = known.get("steps", counted_steps(exp.train, flops))
-    compiled = known.get("compile", compile_wanted(exp.compile, device))
     return Plan(exp, prepared, device, dtype, ops, compiled, skeleton, flops, palm, needs, steps, vocab_size, taken)
 
 
@@ -145,6 +145,12 @@ def residual_of(train: Train, dtype: torch.dtype) -> torch.dtype | None:
             "leave it out, or use train.precision=bf16 or fp16",
         )
     return found
+
+
+def check_kernels(exp: Experiment) -> None:
+    """Raises ConfigError when kernels that are asked for by name can't run on the device."""
+    if error := why_not(exp.kernels, resolve_device(exp.device)):
+        raise error
 
 
 def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:

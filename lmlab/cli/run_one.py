@@ -83,6 +83,7 @@ def run_one(loaded: Loaded, flags: Flags, screen: Screen, command: list[str], re
     from lmlab.check import gate
     from lmlab.cli import plan as planning
 
+    planning.check_kernels(exp)
     known = gate.ensure(exp, cache_dir(exp.paths.cache), loaded.used_plugins())
     begun = {} if resumed is None else {"lineage": resumed.manifest().get("lineage")}
     # refuses what can't run before anything is written
@@ -211,7 +212,7 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | N
         ("data", f"{exp.data.name} · {prepared.train.n_tokens:,} tokens · {exp.tokenizer.name} {vocab_size:,}"),
         ("steps", steps_line(plan)),
         ("memory", f"{gib(needs.needed_bytes)} of {gib(needs.free_bytes)} free · micro-batches {micro}"),
-        ("kernels", f"{plan.machine()} · " + " · ".join(f"{k} {v}" for k, v in plan.kernels().items())),
+        ("kernels", f"{plan.machine()} · {plan.ops.said} · attention: {plan.kernels()['attention']}"),
         ("time", time),
     ]  # fmt: skip
     screen.block(str(path), rows)

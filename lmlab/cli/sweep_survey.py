@@ -57,6 +57,7 @@ def survey(
     for member in members:
         try:
             exp = member.loaded.experiment
+            planning.check_kernels(exp)
             gate.ensure(exp, cache_dir(exp.paths.cache), member.loaded.used_plugins())
             prepared = prepared_for(member, data)
             plans[member.arm] = planning.make(exp, prepared, share=share, start=member.loaded.start)

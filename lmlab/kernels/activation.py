@@ -1,4 +1,7 @@
-"""Elementwise activations by ffn name: plain ones h(up), and gated ones h(gate, up) = act(gate) · up."""
+"""Elementwise activations by ffn name: plain ones h(up), and gated ones h(gate, up) = act(gate) · up.
+
+The Triton half is in activation_triton.py.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The result has the weight's dtype; of the adding forms the sum keeps the residual's. On the CPU torch has no fused
 RMSNorm, and its bf16 LayerNorm sums the gradients of weight and bias in bf16 (over 4096 rows they are 6 % and 74 %
 off): `_RMS` and `_Layer` build both from the passes torch does fuse there. Under torch.compile the plain formulas are
-fused by the compiler.
+fused by the compiler. The Triton half is in norm_triton.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from lmlab.kernels.ops import wide
 FEW_ROWS = 64
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) · weight; the weight multiplies after the cast, as in Llama."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / √(mean(x²) + eps) · weight; the weight multiplies after the cast, as in Llama. With an offset the factor is
+    offset + weight, before the cast (Gemma)."""
     x_wide = x.to(wide(x.dtype))
     normed = x_wide * torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (normed * (weight.to(x_wide.dtype) + offset)).to(weight.dtype)
     return normed.to(weight.dtype) * weight
 
 
@@ -34,8 +37,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Optional[Tensor], eps: float) ->
     return F.layer_norm(x.to(dtype), weight.shape, weight.to(dtype), wide_bias, eps).to(weight.dtype)
 
 
-def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def fused_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """`rms_norm` in few passes: `_RMS` on the CPU, torch's own elsewhere and where calls cost more than passes."""
+    if offset:
+        dtype = wide(x.dtype)
+        return fused_rms_norm(x.to(dtype), weight.to(dtype) + offset, eps).to(weight.dtype)
     if torch.compiler.is_compiling() or x.dtype != weight.dtype:
         return rms_norm(x, weight, eps)
     few = not torch.is_grad_enabled() and x.numel() < FEW_ROWS * x.shape[-1]
@@ -60,6 +66,22 @@ def add(residual: Tensor, branch: Tensor, alpha: float = 1.0) -> Tensor:
     """alpha · residual + branch, in the residual's dtype."""
     total = residual + branch if alpha == 1.0 else torch.add(branch, residual, alpha=alpha)
     return total.to(residual.dtype)
+
+
+def add_rms_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor, eps: float, alpha: float = 1.0, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(`add`, its `rms_norm`)."""
+    total = add(residual, branch, alpha)
+    return total, rms_norm(total, weight, eps, offset)
+
+
+def add_layer_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor, bias: Optional[Tensor], eps: float, alpha: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(`add`, its `layer_norm`)."""
+    total = add(residual, branch, alpha)
+    return total, layer_norm(total, weight, bias, eps)
 
 
 class _RMS(torch.autograd.Function):

@@ -58,10 +58,11 @@ class LinearCrossEntropy(Protocol):
 
 @dataclass(frozen=True)
 class Ops:
-    """Callables by role. `names` says which implementation stands behind each, for the run's manifest."""
+    """Callables by role. `names` says which implementation stands behind each and why, for the run's manifest; `said`
+    the same of all in one line."""
 
     embedding: Callable[[Tensor, Tensor], Tensor]  # (ids_BT, weight_VD) -> x_BTD
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # (x, weight, eps) -> normed
+    rms_norm: Callable[[Tensor, Tensor, float, float], Tensor]  # (x, weight, eps, offset) -> normed
     layer_norm: Callable[[Tensor, Tensor, Optional[Tensor], float], Tensor]  # (x, weight, bias, eps) -> normed
     activations: Mapping[str, Callable[..., Tensor]]  # ffn name -> h(up, …its settings)
     gates: Mapping[str, Callable[..., Tensor]]  # gated ffn name -> h(gate, up, …its settings)
@@ -75,6 +76,7 @@ class Ops:
     ]  # (x_MD, weight_EFD, bias_EF, ends_E) -> (M, F)
     linear_cross_entropy: LinearCrossEntropy
     names: Mapping[str, str]
+    said: str
     device: torch.device
     dtype: torch.dtype
     # Each (residual, branch, …as above, alpha) -> (sum, normed); None = add, then the norm.

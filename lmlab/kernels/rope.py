@@ -1,7 +1,8 @@
 """Rotation of channel pairs by position, in (B, T, H, C), before the heads are transposed.
 
 cos and sin are (1 or B, T, 1, d/2); the first d channels of each head turn, the rest pass. Channel i turns with i + d/2
-(`half`, as Llama and NeoX store it) or 2i with 2i + 1 (`interleaved`, as the paper writes it).
+(`half`, as Llama and NeoX store it) or 2i with 2i + 1 (`interleaved`, as the paper writes it). The Triton half is in
+rope_triton.py.
 """
 
 from __future__ import annotations

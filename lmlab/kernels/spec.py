@@ -13,3 +13,8 @@ class Auto(Spec):
 @option("kernels", "reference")
 class Reference(Spec):
     """Plain torch for everything."""
+
+
+@option("kernels", "triton")
+class Triton(Spec):
+    """lmlab's own Triton kernels for everything that has one, in compiled blocks too."""

@@ -73,17 +73,14 @@ class RMSNorm(Norm):
         return {"weight": ZEROS} if self.offset else {}
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.offset == 0:
-            return self.ops.rms_norm(x, self.weight, self.eps)
-        dtype = wide(x.dtype)
-        return self.ops.rms_norm(x.to(dtype), self.weight.to(dtype) + self.offset, self.eps).to(self.weight.dtype)
+        return self.ops.rms_norm(x, self.weight, self.eps, self.offset)
 
     def add(
         self, residual: Tensor, branch: Tensor, alpha: float = 1.0, valid_BT: Optional[Tensor] = None
     ) -> tuple[Tensor, Tensor]:
-        if self.ops.add_rms_norm is None or self.offset:
+        if self.ops.add_rms_norm is None:
             return super().add(residual, branch, alpha)
-        return self.ops.add_rms_norm(residual, branch, self.weight, self.eps, alpha)
+        return self.ops.add_rms_norm(residual, branch, self.weight, self.eps, alpha, self.offset)
 
 
 class BatchNorm(Norm):

@@ -176,7 +176,7 @@ def _code_lines(found: Comparison) -> Iterator[str]:
 
 def _kernel_lines(found: Comparison) -> Iterator[str]:
     """The path of each operation. Where an operation is not used in one of the arms there is nothing to compare; where
-    the kernels were chosen otherwise that key says it."""
+    the kernels were chosen otherwise, or the blocks compiled, that key says it."""
     for operation in dict.fromkeys(op for arm in found.arms for run in finished(arm.runs) for op in kernels(run)):
 
         def of(run: Run, operation: str = operation) -> str | None:
@@ -186,7 +186,7 @@ def _kernel_lines(found: Comparison) -> Iterator[str]:
         values = [
             (arm, mine)
             for arm in found.measured
-            if (mine := _one(arm, of)) not in (None, base) and not found.differing_among(arm, ("kernels",))
+            if (mine := _one(arm, of)) not in (None, base) and not found.differing_among(arm, ("kernels", "compile"))
         ]
         if base is not None and (line := found.line(f"kernel path of {operation}", values, base)):
             yield line

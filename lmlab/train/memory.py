@@ -159,7 +159,7 @@ def plan(
     fixed = max(one - saved, 0) + n_parameters * (MASTER_BYTES + twin) + optimizer_bytes
     per_row = saved + saved // 2  # gradients of activations live beside them
     logits = 2 * arch.vocab_rows(vocab_size) * 4  # of a token, and their gradient, in fp32
-    if ops.names["linear_cross_entropy"] != linear_cross_entropy.__name__:
+    if ops.linear_cross_entropy is not linear_cross_entropy:
         fixed += logits * min(CHUNK_TOKENS, rows * arch.model.seq_len)
     else:
         per_row += logits * arch.model.seq_len

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from lmlab.model.attn import SoftmaxAttention
 from tests.composed import grads, model, rows, same_grads
@@ -42,7 +43,7 @@ def test_compiled_gradients_are_the_eager_ones_per_tensor(case):
 
 
 def test_blocks_share_graphs_and_lengths_cost_one_more():
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     net = model(torch.float32, model={"n_layers": 4, "d_model": 32, "n_heads": 2, "dropout": 0.1}).train()
     for block in net.blocks:
         block.compile(fullgraph=True, backend=counter)
@@ -78,10 +79,45 @@ def test_flex_in_compiled_blocks_costs_no_graph_a_step(monkeypatch):
     assert counter.frame_count == 2 * 2  # kinds of layers, with and without documents
 
 
+KINDS: dict[str, tuple[int, int, dict]] = {
+    "all alike": (1, 2, {}),
+    "windows": (2, 3, {"attn": ("mha", {"window": 5, "pattern": "SL"})}),
+    "windows-nope": (3, 4, {"attn": ("mha", {"window": 5, "pattern": "SL", "nope_every_n_layers": 4})}),
+    "windows-experts": (
+        3,
+        3,
+        {"attn": ("mha", {"window": 5, "pattern": "SL"}), "moe": ("topk", {"first_dense_layers": 1})},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_there_are_three_graphs_for_each_kind_of_layer_and_no_breaks(case, monkeypatch):
+    """One with gradients, one without, one for all further lengths: PERFORMANCE's rule."""
+    kinds, n_layers, chosen = KINDS[case]
+    counter, compile_ = CompileCounter(), torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_(self, backend=counter, **how))
+    net = model(torch.float32, model={"n_layers": n_layers, "d_model": 32, "n_heads": 2}, **chosen)
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        net.compile_blocks()
+        for _ in range(2):
+            grads(net.train(), *rows(2, 16), targets_BT=rows(2, 16)[0])
+        assert counter.frame_count == kinds
+        with torch.no_grad():
+            net.eval()(*rows(2, 16))
+            assert counter.frame_count == 2 * kinds
+            for length in (24, 40, 33):
+                net(*rows(2, length))
+        assert counter.frame_count == 3 * kinds
+        assert counter.frame_count < torch._dynamo.config.recompile_limit
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
 def test_a_run_stays_within_the_recompile_limit(monkeypatch):
     """What a run does to one compiled model, in the precision where short rows and long ones attend differently. A
     limit that is hit is an error under fullgraph."""
-    counter, compile_ = torch._dynamo.testing.CompileCounter(), torch.nn.Module.compile
+    counter, compile_ = CompileCounter(), torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_(self, backend=counter, **how))
     with torch._dynamo.config.patch(recompile_limit=1):
         net = model(torch.bfloat16, model={"d_model": 32, "n_heads": 2, "dropout": 0.1})

@@ -195,6 +195,13 @@ def test_kernels_asked_for_are_named_once_and_not_by_operation(tmp_path: Path) -
     ]
 
 
+def test_what_compiling_makes_of_the_kernels_is_named_once(tmp_path: Path) -> None:
+    inside = {"kernels": {"attention": "sdpa", "rms_norm": "rms_norm (the compiler fuses the plain formula)"}}
+    assert lines(tmp_path, (("compile=true",), inside | resolved(compile=True))) == [
+        "compile: true in compile=true; auto in the baseline (all that differs)"
+    ]
+
+
 # ---------------------------------------------------------------- code and plug-ins
 
 
