@@ -34,7 +34,7 @@ ON_GPU = [
     ["train", *SMALL, "preset=gpt2", "train.batch_tokens=491520", "--rounds", "3"],
     ["train", *SMALL, "train.batch_tokens=491520", "--rounds", "3"],
     ["kernels", "--rounds", "3"],
-    ["attn", "--rounds", "3"],
+    ["attn", "model.seq_len=4096", "--rounds", "3"],
     ["decode", "model=small", "--rounds", "3"],
     ["variants", *SMALL, "train.batch_tokens=32768", "--rounds", "3"],
     ["peers", *SMALL, "train.batch_tokens=32768", "--rounds", "3"],

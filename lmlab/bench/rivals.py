@@ -13,7 +13,7 @@ from lmlab.kernels.ops import Ops
 from lmlab.kernels.resolve import resolve
 from lmlab.registry import OPTIONS
 
-REFERENCE, AUTO, COMPILED = "reference", "auto", "compiled"
+REFERENCE, AUTO, TRITON, COMPILED = "reference", "auto", "triton", "compiled"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Rivals:
         ops: dict[str, Ops] = {}
         for name in sorted(OPTIONS["kernels"], key=lambda name: (name != REFERENCE, name != AUTO)):
             try:
+                if name == TRITON and device.type == "cpu":
+                    raise LmlabError("Triton's interpreter is for tests: it has no speed")
                 ops[name] = resolve(OPTIONS["kernels"][name](), device, dtype)
             except LmlabError as error:
                 told.append(f"kernels={name} is not measured: {in_one_line(error)}")

@@ -27,8 +27,11 @@ from lmlab.model.pos import PosTables, shared_row
 # Below it the scores fit the CPU's caches: forward and backward in bf16, one core, 4096 tokens of 4 heads of 64 take
 # 24 ms dense and 41 ms by SDPA at 256 keys, 53 and 61 at 512, 190 and 70 at 1024; in fp32 SDPA wins throughout.
 DENSE_MAX_KEYS = 512
-# Above it a T×S mask costs more memory than all else: tiles need none.
+# Above it a T×S mask costs more memory than all else: tiles need none. In fp32 they are also faster from here on: dense
+# scores reach 0.73–0.87 of their speed at 512 keys, 0.41–0.6 at 1024, 0.3–0.6 at 2048, by window, bias or cap, forward
+# and backward on one AVX2 core (`lmlab bench attn`); at 256 nothing is lost.
 TILED_MIN_KEYS = 2048
+TILED_MIN_KEYS_FP32 = 256
 FLEX_CHANNELS = (16, 256)  # of a head: fewer are refused, more do not fit a tile
 
 
@@ -91,8 +94,9 @@ class SoftmaxAttention(nn.Module):
         if T == 1:  # nothing is as small as one row of scores
             return ("sdpa", "a single query") if self.softcap is None else ("dense", "a cap on the scores")
         plain = scores.plain_causal() and not scores.biased and self.softcap is None
-        if not plain and S > TILED_MIN_KEYS and not self.dropout and device.type == "cpu":
-            return "tiled", f"a mask or bias over more than {TILED_MIN_KEYS} keys"
+        most = TILED_MIN_KEYS_FP32 if dtype == torch.float32 and not cached else TILED_MIN_KEYS
+        if not plain and most < S and not self.dropout and device.type == "cpu":
+            return "tiled", f"a mask, bias or cap over more than {most} keys"
         if not plain and not cached and device.type == "cuda" and self.flex_can(dtype):
             return "flex", "a mask, bias or cap, compiled into the kernel"
         if self.softcap is not None:

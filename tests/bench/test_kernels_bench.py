@@ -22,7 +22,8 @@ from lmlab.registry import OPTIONS
 CPU = torch.device("cpu")
 SMALL = Sizes(64, 4, torch.float32, CPU)
 MIB = 2**20
-NO_OPERATION = {"Mapping[str, str]", "str", "Optional[str]", "torch.device", "torch.dtype"}  # fields that say something
+# fields that say something
+NO_OPERATION = {"Mapping[str, str]", "str", "Optional[str]", "torch.device", "torch.dtype", "Optional[torch.dtype]"}
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_what_only_one_option_has_is_said(capsys: pytest.CaptureFixture[str]) ->
         ("plugins", "plugins=[]"),
         ("lr", "optim.lr=0.003"),
         ("n_layers", "model.n_layers=6"),
-        ("train.precision", "auto, fp32 or bf16"),
+        ("train.precision", "auto, fp32, bf16 or fp16"),
         ("preset", "attn=llama ffn=llama model=llama"),
         ("model", "n_layers=4 d_model=128"),
     ],

@@ -66,7 +66,7 @@ WRONG = {
     "norm=layernorm norm.bias=2": ("`norm.bias` is 2, which is not true or false", ""),
     "norm=layernorm norm.bias=yes": ("`norm.bias` is yes, which is not true or false", ""),
     "compile=fast": ("`compile` is fast, which is not auto, true or false", ""),
-    "train.precision=fp8": ("`train.precision` is fp8, which is not auto, fp32 or bf16", ""),
+    "train.precision=fp8": ("`train.precision` is fp8, which is not auto, fp32, bf16 or fp16", ""),
     "pos.pairing=halv": ("`pos.pairing` is halv, which is not half or interleaved", "did you mean pos.pairing=half?"),
     "train.micro_batch=few": ("`train.micro_batch` is few, which is not auto or a whole number ≥ 1", ""),
     "name=": ("`name` is empty", ""),

@@ -195,10 +195,12 @@ def test_a_cap_on_the_scores_is_dense_or_tiled():
         (CAUSAL, False, torch.bfloat16, 256, "dense"),
         (CAUSAL, False, torch.bfloat16, 4096, "sdpa"),
         (CAUSAL, True, torch.float32, 256, "dense"),
-        (CAUSAL, True, torch.float32, 4096, "tiled"),
+        (CAUSAL, True, torch.float32, 512, "tiled"),
+        (CAUSAL, True, torch.bfloat16, 512, "dense"),
+        (CAUSAL, True, torch.bfloat16, 4096, "tiled"),
         (CAUSAL & documents(torch.zeros(1, 1)), False, torch.float32, 256, "dense"),
     ],
-    ids=["fp32", "bf16-short", "bf16-long", "bias", "long-bias", "documents"],
+    ids=["fp32", "bf16-short", "bf16-long", "bias", "longer-bias", "bf16-bias", "bf16-long-bias", "documents"],
 )
 def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
     scores = mask.scores(slope_H=torch.ones(4) if biased else None)
