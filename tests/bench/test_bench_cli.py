@@ -38,6 +38,8 @@ def test_variants_of_one_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lmlab.bench.limits.COPIED_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr("lmlab.bench.limits.matmul_size", lambda device, dtype: 64)
     monkeypatch.setattr("lmlab.bench.variants.GROUPS", ("norm",))
     monkeypatch.setattr("lmlab.bench.variants.LEAST_S", 0.01)
     monkeypatch.setattr("lmlab.bench.variants.FIELDS", (("attn.window=8",), ("attn.window=16",)))

@@ -46,7 +46,7 @@ def test_generating_with_capacity_says_before_the_text_that_another_cache_may_gi
     assert told in alone.stderr
     assert json.loads(alone.stdout).keys() == {
         *("run", "sample", "prompt", "text", "tokens", "ended", "cache", "cache_bytes"),
-        *("prefill_tokens_per_s", "decode_tokens_per_s"),
+        *("prefill_tokens_per_s", "decode_tokens_per_s", "decode_path"),
     }
 
 

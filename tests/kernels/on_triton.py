@@ -79,7 +79,7 @@ def norm_forms(alpha: float) -> dict[str, tuple[Callable[..., Any], Callable[...
 
 def norms(device: str = "cpu") -> None:
     """Every variant at every size, in every dtype at one; the longest rows are read in pieces."""
-    for n, (D, N) in enumerate(((1, 3), (7, 65), (96, 1), (257, 3), (257, 65), (4100, 3), (9001, 2))):
+    for n, (D, N) in enumerate(((1, 3), (7, 65), (96, 1), (257, 3), (4100, 3), (9001, 2))):
         for dtype in DTYPES if (D, N) == (257, 3) else (torch.float32,):
             for name, (f, plain, takes) in norm_forms(alpha=1.0 if n % 2 else 1.3).items():
                 given = {

@@ -17,7 +17,7 @@ from tests.kernels.interpreted import run
 CODE = "from tests.kernels import through_triton as t; t.{}()"
 
 
-@pytest.mark.parametrize("case", ["models", "compiled"])
+@pytest.mark.parametrize("case", ["models", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_models_go_through_the_kernels_and_agree(case: str) -> None:
     run(CODE.format(case))
 
