@@ -9,6 +9,8 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -99,7 +101,10 @@ class Worker:
 
 
 def _serve(pipe: Connection, job: Job) -> None:
-    """The child: build, step once, then do as it is told until the pipe is closed."""
+    """The child: build, step once, then do as it is told until the pipe is closed. What is compiled is compiled anew:
+    its time is told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and closes the pipe
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     from lmlab.bench.memory import begins, peak
     from lmlab.train.device import tune_malloc
 
@@ -118,8 +123,10 @@ def _serve(pipe: Connection, job: Job) -> None:
             what, *given = pipe.recv()
             ask = {"run": contender.seconds, "breakdown": contender.breakdown, "peak": taken}[what]
             pipe.send(("ok", ask(*given)))
-    except EOFError:
+    except (EOFError, BrokenPipeError):
         pass
     except Exception as error:
         pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+    if compiler := sys.modules.get("torch._inductor.async_compile"):
+        compiler.shutdown_compile_workers()
     os._exit(0)  # what is still alive needs no destructors, and libraries complain in theirs
