@@ -27,11 +27,12 @@ from lmlab.model.pos import PosTables, shared_row
 # Below it the scores fit the CPU's caches: forward and backward in bf16, one core, 4096 tokens of 4 heads of 64 take
 # 24 ms dense and 41 ms by SDPA at 256 keys, 53 and 61 at 512, 190 and 70 at 1024; in fp32 SDPA wins throughout.
 DENSE_MAX_KEYS = 512
-# Above it a T×S mask costs more memory than all else: tiles need none. In fp32 they are also faster from here on: dense
-# scores reach 0.73–0.87 of their speed at 512 keys, 0.41–0.6 at 1024, 0.3–0.6 at 2048, by window, bias or cap, forward
-# and backward on one AVX2 core (`lmlab bench attn`); at 256 nothing is lost.
+# Above it a T×S mask costs more memory than all else: tiles need none.
 TILED_MIN_KEYS = 2048
-TILED_MIN_KEYS_FP32 = 256
+# In fp32 tiles are also faster than dense scores: these reach 0.82–0.87 of their speed at 512 keys, 0.43–0.78 at 1024,
+# 0.36–0.59 at 2048, by window, ALiBi or cap, forward and backward on two AVX2 cores (`lmlab bench attn`). Not so where
+# every row has documents of its own, for which each tile is asked: there SDPA is best, dense at 0.88 of it at 256 keys.
+DENSE_MAX_KEYS_FP32 = 256
 FLEX_CHANNELS = (16, 256)  # of a head: fewer are refused, more do not fit a tile
 
 
@@ -94,20 +95,28 @@ class SoftmaxAttention(nn.Module):
         if T == 1:  # nothing is as small as one row of scores
             return ("sdpa", "a single query") if self.softcap is None else ("dense", "a cap on the scores")
         plain = scores.plain_causal() and not scores.biased and self.softcap is None
-        most = TILED_MIN_KEYS_FP32 if dtype == torch.float32 and not cached else TILED_MIN_KEYS
-        if not plain and most < S and not self.dropout and device.type == "cpu":
-            return "tiled", f"a mask, bias or cap over more than {most} keys"
+        if device.type == "cpu":
+            return self._choose_on_cpu(scores, S, dtype, plain=plain, cached=cached)
         if not plain and not cached and device.type == "cuda" and self.flex_can(dtype):
             return "flex", "a mask, bias or cap, compiled into the kernel"
+        return ("sdpa", f"fused on {device.type}") if self.softcap is None else ("dense", "a cap on the scores")
+
+    def _choose_on_cpu(
+        self, scores: Scores, S: int, dtype: torch.dtype, *, plain: bool, cached: bool
+    ) -> tuple[str, str]:
+        if plain:
+            if S <= DENSE_MAX_KEYS and dtype in (torch.bfloat16, torch.float16):
+                return "dense", f"at most {DENSE_MAX_KEYS} keys in a half precision on CPU"
+            return "sdpa", "plain causal mask"
+        fp32 = dtype == torch.float32 and not cached and not self.dropout
+        many = DENSE_MAX_KEYS_FP32 if fp32 and scores.documents is None else TILED_MIN_KEYS
+        if many < S and not self.dropout:
+            return "tiled", f"a mask, bias or cap over more than {many} keys"
         if self.softcap is not None:
             return "dense", "a cap on the scores"
-        if device.type != "cpu":
-            return "sdpa", f"fused on {device.type}"
-        if not plain:
-            return "dense", "the mask or bias needs a tensor"
-        if S <= DENSE_MAX_KEYS and dtype in (torch.bfloat16, torch.float16):
-            return "dense", f"at most {DENSE_MAX_KEYS} keys in a half precision on CPU"
-        return "sdpa", "plain causal mask"
+        if fp32 and S > DENSE_MAX_KEYS_FP32:
+            return "sdpa", f"documents over more than {DENSE_MAX_KEYS_FP32} keys in fp32"
+        return "dense", "the mask or bias needs a tensor"
 
     def flex_can(self, dtype: torch.dtype) -> bool:
         """Whether FlexAttention computes this: no dropout of probabilities, no float64, channels it has tiles for. Over

@@ -199,8 +199,23 @@ def test_a_cap_on_the_scores_is_dense_or_tiled():
         (CAUSAL, True, torch.bfloat16, 512, "dense"),
         (CAUSAL, True, torch.bfloat16, 4096, "tiled"),
         (CAUSAL & documents(torch.zeros(1, 1)), False, torch.float32, 256, "dense"),
+        (CAUSAL & documents(torch.zeros(1, 1)), False, torch.float32, 512, "sdpa"),
+        (CAUSAL & documents(torch.zeros(1, 1)), False, torch.bfloat16, 512, "dense"),
+        (CAUSAL & documents(torch.zeros(1, 1)), True, torch.float32, 4096, "tiled"),
     ],
-    ids=["fp32", "bf16-short", "bf16-long", "bias", "longer-bias", "bf16-bias", "bf16-long-bias", "documents"],
+    ids=[
+        "fp32",
+        "bf16-short",
+        "bf16-long",
+        "bias",
+        "longer-bias",
+        "bf16-bias",
+        "bf16-long-bias",
+        "documents",
+        "more",
+        "bf16-more",
+        "long",
+    ],
 )
 def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
     scores = mask.scores(slope_H=torch.ones(4) if biased else None)
