@@ -47,8 +47,9 @@ lint: setup ## ruff, mypy, import directions
 check-all: setup ## every option, and every pair of options of two groups, by `lmlab check` (about 15 minutes on 2 cores)
 	$(PYTHON) -m lmlab check --all
 
-gpu: setup ## on a GPU machine: eager and compiled against CPU, memory (2 minutes; PYTHON=python3 runs without .venv)
+gpu: setup ## on a GPU machine: against CPU, every kernel's parity, every benchmark (8 minutes; PYTHON=python3 runs without .venv)
 	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) experiments/gpu/run.py
+	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) experiments/gpu/speed.py
 
 wheel: setup ## build dist/*.whl
 	$(PYTHON) -m build --no-isolation --wheel

@@ -24,7 +24,7 @@ from lmlab.bench.timing import ROUNDS, Spread, in_turns, ratio
 from lmlab.compat import rules
 from lmlab.config.load import load
 from lmlab.config.tree import Experiment
-from lmlab.errors import in_one_line
+from lmlab.errors import ConfigError, in_one_line
 from lmlab.kernels.ops import Ops
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.scores import Scores
@@ -38,7 +38,7 @@ from lmlab.train.memory import USABLE_FRAC, free_bytes
 SOFTCAP = 30.0
 MASKS: dict[str, tuple[str, ...]] = {  # and what is typed for one like it
     "causal": (),
-    "window": ("attn.window=64",),
+    "window": ("attn.window=1",),  # composes with any length
     "documents": ("data.packing=documents",),
     "alibi": ("pos=alibi",),
     "softcap": (f"attn.softcap={SOFTCAP:g}",),
@@ -116,6 +116,8 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     tune_malloc()
     device = device_of(words)
     base = replaced(SHAPE[device.type], [*_grouped(words), *words])
+    if "model.seq_len=1" in words:
+        raise ConfigError("`model.seq_len` is 1: a token alone attends to nothing else", "use 2 or more")
     exp = load(base).experiment
     be_deterministic(device)
     torch.manual_seed(0)

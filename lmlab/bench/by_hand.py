@@ -6,6 +6,7 @@ SwiGLU, a tied head; weights are taken from a composed model, so that both start
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -16,18 +17,31 @@ from lmlab.kernels.attention import Rendered
 from lmlab.kernels.scores import Scores
 from lmlab.model.transformer import Output, Transformer
 
+FREE = {  # fields of a part that may be what they like: the net by hand takes them up
+    "norm": ("eps",),
+    "block": (),
+    "pos": ("theta",),
+    "rope_scaling": (),
+    "attn": ("n_kv_heads", "scale"),
+    "ffn": ("d_ff", "mult", "multiple_of"),
+    "moe": (),
+    "model": ("n_layers", "d_model", "n_heads", "seq_len", "logit_scale"),
+}
+HEADS = ("mha", "gqa", "mqa")
 PARTS = {"norm": "rmsnorm", "block": "prenorm", "pos": "rope", "rope_scaling": "none", "ffn": "swiglu", "moe": "none"}
 
 
 def same_net(exp: Experiment) -> bool:
-    """Whether the composition is the one that is written here."""
-    attn: Any = exp.attn
-    named = {group: getattr(exp, group).name for group in PARTS}
-    plain = attn.name in ("mha", "gqa", "mqa") and not (attn.window or attn.softcap or attn.dropout or attn.bias_qkv)
-    model = exp.model
-    head = model.tie_embeddings and not (model.z_loss or model.logit_softcap) and model.vocab_multiple == 1
-    plain = plain and exp.train.residual_dtype == "compute" and exp.train.activation_checkpointing == "none"
-    return named == PARTS and plain and head and not model.dropout and attn.qk_norm == "none"
+    """Whether the composition is the one that is written here: every field that is not FREE at its default."""
+    named = all(getattr(exp, group).name == name for group, name in PARTS.items()) and exp.attn.name in HEADS
+    train = exp.train.residual_dtype == "compute" and exp.train.activation_checkpointing == "none"
+    return named and train and exp.data.packing == "stream" and all(_plain(exp, group) for group in FREE)
+
+
+def _plain(exp: Experiment, group: str) -> bool:
+    spec = getattr(exp, group)
+    usual = type(spec)()
+    return all(getattr(spec, f.name) == getattr(usual, f.name) for f in fields(spec) if f.name not in FREE[group])
 
 
 def of(exp: Experiment, net: Transformer) -> ByHand:

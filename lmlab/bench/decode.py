@@ -19,6 +19,7 @@ from lmlab.bench.result import Bar, Result
 from lmlab.bench.timing import ROUNDS, Spread, ratio
 from lmlab.cost.cache import cache_bytes
 from lmlab.cost.flops import active_parameters, mean_context
+from lmlab.errors import ConfigError
 from lmlab.generate.decode import Generated, generate
 from lmlab.kernels.resolve import resolve
 from lmlab.kernels.spec import Auto, Reference
@@ -53,6 +54,10 @@ def ways(device: torch.device) -> list[Way]:
 def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], None] = lambda text: None) -> Result:
     """Random weights and prompts of half a row, greedy, the ways taking turns."""
     setting = Setting.of(list(words))
+    if setting.exp.model.seq_len < 4:
+        raise ConfigError(
+            f"`model.seq_len` is {setting.exp.model.seq_len}: half of it is to be read, half written", "use 4 or more"
+        )
     if setting.device.type == "cpu":
         tune_malloc()
     be_deterministic(setting.device)
@@ -63,20 +68,27 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     for name in attns:
         said(f"attn={name}")
         records += compared(Setting.of(replaced(words, [f"attn={name}"])), name, limits, rounds)
-    told = [f"{setting.shape.said()}; prompts of {prompt_len(setting)} tokens, {NEW} new ones, {setting.dtype}"]
+    shape, precision = setting.shape, str(setting.dtype).removeprefix("torch.")
+    sizes = f"L={shape.L} D={shape.D} H={shape.H} F={shape.F} V={shape.V}"
+    told = [f"{sizes}; prompts of {prompt_len(setting)} tokens, {n_new(setting)} new ones, {precision}"]
     bars = [
         Bar(f"{one['attn']}, {one['rows']} rows, {one['how']}", Spread(**one["over_plain"]))
         for one in records
         if one["how"] != PLAIN
     ]
-    facts = {"overrides": list(words), "shape": setting.shape.said(), "rounds": rounds, "new_tokens": NEW}
+    facts = {"overrides": list(words), "shape": setting.shape.said(), "rounds": rounds, "new_tokens": n_new(setting)}
     table = [cells(one) for one in records]
     return Result("decode", limits, facts, HEAD, table, records, told, bars, "decoded tokens/s over plain kernels'")
 
 
 def prompt_len(setting: Setting) -> int:
-    """Half a row, with room for what is new."""
-    return max(1, min(setting.exp.model.seq_len // 2, setting.exp.model.seq_len - NEW))
+    """Half a row."""
+    return setting.exp.model.seq_len // 2
+
+
+def n_new(setting: Setting) -> int:
+    """The other half, 64 at most: no position is beyond what the model was made for."""
+    return min(NEW, setting.exp.model.seq_len - prompt_len(setting))
 
 
 def compared(setting: Setting, attn: str, limits: Limits, rounds: int) -> Iterator[dict[str, Any]]:
@@ -87,7 +99,7 @@ def compared(setting: Setting, attn: str, limits: Limits, rounds: int) -> Iterat
         for turn in range(rounds + 1):
             prompts = drawn(setting, rows, turn)
             for way, net in nets.items():
-                one = generate(net, prompts, max_new=NEW, graph=way.graph)
+                one = generate(net, prompts, max_new=n_new(setting), graph=way.graph)
                 if turn:  # the first warms up
                     found[way].append(one)
         for way, all_of in found.items():
@@ -133,7 +145,7 @@ def floors_s(setting: Setting, rows: int, limits: Limits) -> dict[str, float]:
     exp, size = setting.exp, setting.dtype.itemsize
     with torch.device("meta"):
         net = Transformer(exp.arch, setting.vocab_size, setting.ops)
-    n, columns = active_parameters(net, exp.arch), prompt_len(setting) + NEW // 2
+    n, columns = active_parameters(net, exp.arch), prompt_len(setting) + n_new(setting) // 2
     attn: Any = exp.attn
     keys = [min(columns, 2 * mean_context(columns, attn.layer_window(layer))) for layer in range(exp.model.n_layers)]
     flops = 2 * n * rows + rows * attn.context_flops(exp.model.d_model, exp.model.n_heads) * sum(keys)

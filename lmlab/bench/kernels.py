@@ -123,7 +123,7 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     """Every operation at every width, or at the `model.d_model` that is typed."""
     tune_malloc()
     device = device_of(words)
-    exp = load(replaced(SHAPE[device.type], words)).experiment
+    exp = load(replaced((*SHAPE[device.type], "pos=none", "model.n_heads=1"), words)).experiment
     be_deterministic(device)
     torch.manual_seed(0)
     dtype = resolve_precision(exp.train.precision, device)

@@ -11,6 +11,8 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from lmlab.bench import libraries
 from lmlab.bench.contender import Contender, Setting, ours, replaced, theirs, trainer
 from lmlab.bench.limits import measure
@@ -18,6 +20,8 @@ from lmlab.bench.result import Bar, Result
 from lmlab.bench.timing import ROUNDS, Spread, ratio
 from lmlab.bench.turns import Measured, taken_in_turns
 from lmlab.bench.worker import Job
+from lmlab.config.load import load
+from lmlab.errors import ConfigError
 from lmlab.runs.machine import gib
 
 OURS = "lmlab"
@@ -42,8 +46,10 @@ def peer_trains(words: list[str], *, peer: str) -> Contender:
 
 
 def words_of(row: str, words: Sequence[str]) -> list[str]:
-    """The composition of a row: the shared sizes, its parts, then what was typed."""
-    return replaced((*PARTS[row], *SHAPE), words)
+    """The composition of a row: the shared sizes, its parts, then what was typed of what it has. Compiled or not is
+    said last, of each contender."""
+    absent = ("compile", *(() if row == "llama" else ("attn.n_kv_heads",)))
+    return replaced((*PARTS[row], *SHAPE), [w for w in words if w.partition("=")[0] not in absent])
 
 
 def jobs(words: Sequence[str], rows: Iterable[str], compiled: Iterable[bool]) -> Iterator[Job]:
@@ -68,7 +74,9 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     first = next(iter(settings.values()))
     limits = measure(first.device, first.dtype)
     said(limits.said())
-    compiled = (False, True) if first.exp.compile == "auto" else (bool(first.exp.compile),)
+    if first.dtype == torch.float16:
+        raise ConfigError("`train.precision` is fp16, which peers are trained in by no scaler", "use bf16 or fp32")
+    compiled = asked_modes(words)
     shapes = {row: setting.shape.said() for row, setting in settings.items()}
     with taken_in_turns(jobs(words, PARTS, compiled), rounds, said) as found:
         records = [record(m, own_of(m, found)) for m in found]
@@ -77,10 +85,16 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     told += [line for row in PARTS for line in verdicts(row, found, records)]
     told += [f"{peer} is not installed: `pip install {peer}` puts it beside the others" for peer in lacking]
     versions = {p: importlib.metadata.version(p) for p in ("torch", *PEERS["llama"]) if p not in lacking}
-    facts = {"shapes": shapes, "rounds": rounds, "versions": versions}
+    facts = {"overrides": list(words), "shapes": shapes, "rounds": rounds, "versions": versions}
     bars = [Bar(m.job.said(), ratio(own_of(m, found).rates, m.rates)) for m in found if m.job.name != OURS]
     table = [cells(one) for one in records]
     return Result("peers", limits, facts, HEAD, table, records, told, bars, "tokens/s of lmlab over the peer's")
+
+
+def asked_modes(words: Sequence[str]) -> tuple[bool, ...]:
+    """Eager and compiled, or what `compile=` says."""
+    found = load([word for word in words if word.partition("=")[0] == "compile"]).experiment.compile
+    return (False, True) if found == "auto" else (bool(found),)
 
 
 def own_of(m: Measured, found: Sequence[Measured]) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -56,7 +57,6 @@ class Result:
 def save(result: Result, folder: Path) -> list[Path]:
     """`<kind>.json` and `<kind>.svg` in the folder. Raises RunError when it can't be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{result.kind}.json", folder / f"{result.kind}.svg"]
         paths[0].write_text(to_json(result.as_dict()) + "\n")
         if not result.bars:
@@ -66,6 +66,16 @@ def save(result: Result, folder: Path) -> list[Path]:
     except OSError as error:
         where = error.filename or folder
         raise RunError(f"can't write {where}: {error.strerror}", "name another folder: --out DIR") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Raises RunError when nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(f"can't write to {folder}: {error.strerror}", "name another folder: --out DIR") from error
 
 
 def draw(bars: Sequence[Bar], title: str, path: Path) -> None:

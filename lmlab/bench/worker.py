@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -92,6 +93,8 @@ class Worker:
             self._process.join()
             why = f"`{self.job.name}` ended with status {self._process.exitcode}"
             raise LmlabError(why, "see what it printed; a smaller model= takes less memory") from None
+        if kind == "refused":
+            raise value
         if kind == "error":
             raise LmlabError(
                 f"`{self.job.name}` failed: {value}",
@@ -125,8 +128,12 @@ def _serve(pipe: Connection, job: Job) -> None:
             pipe.send(("ok", ask(*given)))
     except (EOFError, BrokenPipeError):
         pass
+    except LmlabError as error:
+        with suppress(BrokenPipeError):
+            pipe.send(("refused", error))
     except Exception as error:
-        pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        with suppress(BrokenPipeError):
+            pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     if compiler := sys.modules.get("torch._inductor.async_compile"):
         compiler.shutdown_compile_workers()
     os._exit(0)  # what is still alive needs no destructors, and libraries complain in theirs

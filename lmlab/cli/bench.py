@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -18,12 +19,17 @@ KINDS = {
     "attn": "backends of attention × tokens × mask, against a matrix product; what auto picks",
     "peers": "transformers, litgpt, x-transformers and a nanoGPT at the same shapes",
 }
-SIZES = ("model", "tokenizer", "train.batch_tokens", "train.precision", "data", "device", "seed", "paths", "compile")
-OF_PARTS = ("kernels", "attn.n_kv_heads", "ffn.d_ff", "optim.lr")
+MODEL = ("model.n_layers", "model.d_model", "model.n_heads", "model.seq_len", "attn.n_kv_heads", "ffn.d_ff")
+COMMON = ("tokenizer", "train.batch_tokens", "train.precision", "device", "seed", "paths")
+PARTS = ("norm", "block", "pos", "rope_scaling", "attn", "ffn", "moe", "model", "data", "preset", "plugins")
+STEP = ("optim", "kernels", "compile", "train.micro_batch", "train.residual_dtype", "train.activation_checkpointing")
 RUN_ON = ("train.batch_tokens", "train.precision", "device", "paths")
 HEADS = ("model.d_model", "model.n_heads", "model.seq_len", "attn.head_dim", "attn.n_kv_heads")
 MAY_SET = {
-    "peers": ((*SIZES, *OF_PARTS), ", whose parts are its peers'"),
+    "train": ((*PARTS, *STEP, *COMMON), ", which takes single steps"),
+    "variants": ((*PARTS, *STEP, *COMMON), ", which takes single steps"),
+    "decode": ((*PARTS, *COMMON), ", which compares kernels and trains nothing"),
+    "peers": (("model", "data", *MODEL, *COMMON, "kernels", "compile", "optim.lr"), ", whose parts are its peers'"),
     "kernels": (("model.d_model", "tokenizer.vocab_size", *RUN_ON), ", which measures every part"),
     "attn": ((*HEADS, *RUN_ON), ", which measures every backend and mask"),
 }
@@ -47,11 +53,10 @@ def bench(
     import importlib
     from pathlib import Path
 
-    from lmlab.bench.result import save
+    from lmlab.bench.result import make_folder, save
     from lmlab.cli.open_run import refuse_keys
     from lmlab.cli.progress import Screen
     from lmlab.errors import ConfigError, nearest
-    from lmlab.inherit import refuse_run
     from lmlab.opened import runs_root
 
     words = overrides or []
@@ -59,14 +64,16 @@ def bench(
         guess = nearest(kind, list(KINDS))
         raise ConfigError(f"`{kind}` is not a benchmark", f"use {guess or ', '.join(KINDS)}")
     refuse_words(words)
-    refuse_run(words, "lmlab bench")
-    if kind in MAY_SET:
-        keys, why = MAY_SET[kind]
-        refuse_keys(words, keys, f"`lmlab bench {kind}`{why}")
-    screen = Screen()
+    keys, why = MAY_SET[kind]
+    refuse_keys(words, keys, f"`lmlab bench {kind}`{why}")
+    if kind == "peers":
+        refuse_fields(words)
+    screen, folder = Screen(), Path(out).expanduser() if out is not None else runs_root(words) / "bench"
+    make_folder(folder)  # before anything is measured
+    signal.signal(signal.SIGTERM, stopped)
     result = importlib.import_module(f"lmlab.bench.{kind}").run(words, rounds=rounds, said=screen.note)
-    paths = save(result, Path(out).expanduser() if out is not None else runs_root(words) / "bench")
     show(result, as_json)
+    paths = save(result, folder)
     screen.note(f"wrote {', '.join(map(str, paths))}")
 
 
@@ -78,6 +85,23 @@ def refuse_words(words: Sequence[str]) -> None:
     raise_all(
         [ConfigError(f"`{word}` is no key=value", "`lmlab bench --help` lists what is measured") for word in stray]
     )
+
+
+def refuse_fields(words: Sequence[str]) -> None:
+    """Raises ConfigError for settings that peers would not have: their models and batches have sizes, no more."""
+    from lmlab.cli.open_run import refuse_keys
+
+    own = [word for word in words if word.startswith(("model.", "data."))]
+    refuse_keys(own, (*MODEL, "data.files", "data.field"), "`lmlab bench peers`, where peers have sizes alone")
+
+
+def stopped(number: int, frame: Any) -> None:
+    """SIGTERM: contenders are ended with their parent."""
+    from lmlab.errors import EXIT_SIGTERM, LmlabError
+
+    error = LmlabError("stopped by SIGTERM")
+    error.exit_code = EXIT_SIGTERM
+    raise error
 
 
 def show(result: Result, as_json: bool) -> None:

@@ -35,6 +35,9 @@ def test_by_hand_is_the_composed_net(words: list[str], attn: str) -> None:
 
 
 OTHERS = ("norm=layernorm", "pos=alibi", "attn.window=8", "ffn=gelu", "attn.qk_norm=head", "model.z_loss=1e-4")
+OTHERS += ("norm.offset=1", "model.embed_norm=true", "ffn.bias=true", "attn.weights=shaped", "pos.fraction=0.5")
+OTHERS += ("pos.pairing=interleaved", "attn.bias_o=true", "model.embed_scale=sqrt_d_model", "attn.nope_every_n_layers=2")
+OTHERS += ("data.packing=documents", "model.dropout=0.1", "block=parallel", "model.tie_embeddings=false")
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -105,3 +108,13 @@ def test_bench_writes_beside_the_runs_and_is_none(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "config.yaml").write_text("{}")
     assert list_runs(tmp_path) == []
+
+
+def test_compile_and_heads_may_be_set_where_a_row_has_them() -> None:
+    words = peers.words_of("nanogpt", ["compile=false", "attn.n_kv_heads=1", "model.n_layers=3"])
+    assert "model.n_layers=3" in words
+    assert not [w for w in words if w.startswith(("compile", "attn.n_kv"))]
+    assert "attn.n_kv_heads=1" in peers.words_of("llama", ["attn.n_kv_heads=1"])
+    lines = [job.words for job in peers.jobs(["compile=false"], ["llama"], peers.asked_modes(["compile=false"]))]
+    assert all(line.count("compile=false") == 1 for line in lines)
+    assert peers.asked_modes([]) == (False, True)

@@ -10,7 +10,7 @@ import torch
 from lmlab.bench.contender import Contender
 from lmlab.bench.turns import taken_in_turns
 from lmlab.bench.worker import Job, Worker
-from lmlab.errors import LmlabError
+from lmlab.errors import ConfigError, LmlabError
 
 MIB = 2**20
 
@@ -50,6 +50,16 @@ def test_turns_and_memory() -> None:
 def test_a_failure_is_told_in_a_line() -> None:
     with pytest.raises(LmlabError, match=r"`bad` failed: ValueError: no step of \['a=1'\]"):
         Worker(Job("bad", fails, ("a=1",)))
+
+
+def refuses(words: list[str]) -> Contender:
+    raise ConfigError("`a` is 1", "use a=2")
+
+
+def test_a_refusal_of_a_contender_is_told_as_it_is() -> None:
+    with pytest.raises(ConfigError) as told:
+        Worker(Job("refused", refuses, ("a=1",)))
+    assert (told.value.message, told.value.hint) == ("`a` is 1", "use a=2")
 
 
 def test_a_process_that_ends_is_told() -> None:
