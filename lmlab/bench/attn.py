@@ -38,7 +38,7 @@ from lmlab.train.memory import USABLE_FRAC, free_bytes
 SOFTCAP = 30.0
 MASKS: dict[str, tuple[str, ...]] = {  # and what is typed for one like it
     "causal": (),
-    "window": ("attn.window=1",),  # composes with any length
+    "window": ("attn.window=2",),  # composes with any length
     "documents": ("data.packing=documents",),
     "alibi": ("pos=alibi",),
     "softcap": (f"attn.softcap={SOFTCAP:g}",),
@@ -116,8 +116,9 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     tune_malloc()
     device = device_of(words)
     base = replaced(SHAPE[device.type], [*_grouped(words), *words])
-    if "model.seq_len=1" in words:
-        raise ConfigError("`model.seq_len` is 1: a token alone attends to nothing else", "use 2 or more")
+    few = next((w for w in words if w in ("model.seq_len=1", "model.seq_len=2", "model.seq_len=3")), None)
+    if few is not None:
+        raise ConfigError(f"`{few}` is too short a row for windows and documents", "use model.seq_len=4 or more")
     exp = load(base).experiment
     be_deterministic(device)
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ NANO = ["model=nano", "model.n_layers=1", "model.d_model=32", "model.seq_len=16"
         (["bench", "train", "init.run=x"], "`init.run` can't be changed", "keys that may be set"),
         (["bench", "decode", "kernels=reference"], "`kernels` can't be changed", "keys that may be set"),
         (["bench", "decode", "model.seq_len=2", "train.batch_tokens=2"], "half of it is to be read", "use 4 or more"),
-        (["bench", "attn", "model.seq_len=1"], "a token alone", "use 2 or more"),
+        (["bench", "attn", "model.seq_len=1"], "too short a row", "use model.seq_len=4 or more"),
         (["bench", "train", "--out", "/dev/null/x"], "can't write to /dev/null/x", "--out DIR"),
         (["bench", "train", "fast"], "`fast` is no key=value", "lists what is measured"),
         (["bench", "train", "model.n_heads=3"], "model.n_heads", "hint:"),

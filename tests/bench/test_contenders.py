@@ -36,7 +36,12 @@ def test_by_hand_is_the_composed_net(words: list[str], attn: str) -> None:
 
 OTHERS = ("norm=layernorm", "pos=alibi", "attn.window=8", "ffn=gelu", "attn.qk_norm=head", "model.z_loss=1e-4")
 OTHERS += ("norm.offset=1", "model.embed_norm=true", "ffn.bias=true", "attn.weights=shaped", "pos.fraction=0.5")
-OTHERS += ("pos.pairing=interleaved", "attn.bias_o=true", "model.embed_scale=sqrt_d_model", "attn.nope_every_n_layers=2")
+OTHERS += (
+    "pos.pairing=interleaved",
+    "attn.bias_o=true",
+    "model.embed_scale=sqrt_d_model",
+    "attn.nope_every_n_layers=2",
+)
 OTHERS += ("data.packing=documents", "model.dropout=0.1", "block=parallel", "model.tie_embeddings=false")
 
 
