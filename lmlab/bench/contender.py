@@ -94,6 +94,11 @@ class Setting:
         residual = resolve_residual(self.exp.train.residual_dtype, self.dtype)
         return resolve(self.exp.kernels, self.device, self.dtype, residual, compiled=self.compiled)
 
+    def skeleton(self) -> Transformer:
+        """The model without memory: for counts."""
+        with torch.device("meta"):
+            return Transformer(self.exp.arch, self.vocab_size, self.ops)
+
     @property
     def compiled(self) -> bool:
         return compile_wanted(self.exp.compile, self.device)
@@ -103,8 +108,7 @@ def trainer(setting: Setting) -> Trainer:
     """What `lmlab train` would step with; the process is made deterministic, as training makes it."""
     exp, device = setting.exp, setting.device
     be_deterministic(device)
-    with torch.device("meta"):
-        skeleton = Transformer(exp.arch, setting.vocab_size, setting.ops)
+    skeleton = setting.skeleton()
     needs = plan(
         exp.arch,
         setting.vocab_size,

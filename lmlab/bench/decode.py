@@ -143,9 +143,7 @@ def record(
 def floors_s(setting: Setting, rows: int, limits: Limits) -> dict[str, float]:
     """Seconds of a step at the rates of copies and of matrix products, in the middle of the text."""
     exp, size = setting.exp, setting.dtype.itemsize
-    with torch.device("meta"):
-        net = Transformer(exp.arch, setting.vocab_size, setting.ops)
-    n, columns = active_parameters(net, exp.arch), prompt_len(setting) + n_new(setting) // 2
+    n, columns = active_parameters(setting.skeleton(), exp.arch), prompt_len(setting) + n_new(setting) // 2
     attn: Any = exp.attn
     keys = [min(columns, 2 * mean_context(columns, attn.layer_window(layer))) for layer in range(exp.model.n_layers)]
     flops = 2 * n * rows + rows * attn.context_flops(exp.model.d_model, exp.model.n_heads) * sum(keys)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from lmlab.bench import by_hand
 from lmlab.bench.contender import Contender, Setting, ours, trainer
 from lmlab.bench.limits import Limits, measure
@@ -18,7 +16,6 @@ from lmlab.bench.timing import ROUNDS, Spread, ratio
 from lmlab.bench.turns import Measured, taken_in_turns
 from lmlab.bench.worker import Job
 from lmlab.cost.flops import flops_per_token, palm_flops_per_token
-from lmlab.model.transformer import Transformer
 from lmlab.runs.machine import gib
 from lmlab.train.twin import Twin
 
@@ -67,8 +64,7 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
 def record(m: Measured, own: Measured, setting: Setting, limits: Limits) -> dict[str, Any]:
     """MFU: of the matrix products that this machine does here and now."""
     exp, rate = setting.exp, m.rate
-    with torch.device("meta"):
-        net = Transformer(exp.arch, setting.vocab_size, setting.ops)
+    net = setting.skeleton()
     shares = {"palm": palm_flops_per_token(net, exp.arch), "causal_half": flops_per_token(net, exp.arch)}
     return {
         "who": m.job.name,

@@ -10,15 +10,12 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from lmlab.bench.contender import Contender, Setting, ours, replaced, trainer
 from lmlab.bench.limits import measure
 from lmlab.bench.result import Bar, Result
 from lmlab.bench.timing import ROUNDS, Spread, in_turns, ratio
 from lmlab.cost.flops import flops_per_token
 from lmlab.errors import LmlabError, in_one_line
-from lmlab.model.transformer import Transformer
 from lmlab.registry import OPTIONS
 from lmlab.train.device import tune_malloc
 
@@ -113,9 +110,7 @@ def build(setting: Setting) -> Contender:
 
 
 def flops_of(setting: Setting) -> float:
-    with torch.device("meta"):
-        net = Transformer(setting.exp.arch, setting.vocab_size, setting.ops)
-    return flops_per_token(net, setting.exp.arch)
+    return flops_per_token(setting.skeleton(), setting.exp.arch)
 
 
 def cells(one: dict[str, Any]) -> tuple[str, ...]:

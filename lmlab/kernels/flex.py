@@ -7,7 +7,6 @@ CUDA it is always compiled; on the CPU it runs uncompiled, forward only, with th
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -94,12 +93,6 @@ def _score_mod(scores: Scores) -> Callable[..., Tensor]:
 
 def _at(x_BT: Tensor, b: Tensor, t: Tensor) -> Tensor:
     return x_BT[b * int(x_BT.shape[0] > 1), t]  # one row serves the whole batch
-
-
-@functools.cache
-def available() -> bool:
-    """Whether what torch compiles such a kernel with is installed."""
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

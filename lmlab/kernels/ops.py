@@ -6,6 +6,8 @@ same signature as the plain one beside it, and takes statistics in at least fp32
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Protocol
@@ -91,6 +93,12 @@ class Ops:
 def capped(x: Tensor, cap: Optional[float]) -> Tensor:
     """cap · tanh(x / cap), a soft bound on scores or logits (Gemma 2 2024, 2408.00118); x itself without a cap."""
     return x if cap is None else torch.tanh(x / cap) * cap
+
+
+@functools.cache
+def triton_installed() -> bool:
+    """Whether there is what our own kernels are written in, and what torch compiles FlexAttention with on CUDA."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -4,7 +4,6 @@ timing, so that the same command takes the same path on the same kind of machine
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -13,7 +12,7 @@ import torch
 from lmlab.errors import ConfigError
 from lmlab.kernels import activation, attention, experts, flex, linear, loss, norm, rope, tiled
 from lmlab.kernels import spec as specs
-from lmlab.kernels.ops import Ops
+from lmlab.kernels.ops import Ops, triton_installed
 
 # ---------------------------------------------------------------- what there is
 
@@ -108,10 +107,6 @@ def preferred(kernels: str, device: str, dtype: torch.dtype, *, compiled: bool) 
 # ---------------------------------------------------------------- what can run
 
 
-def installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def interpreted() -> bool:
     """Whether Triton's kernels are run by its interpreter, on any device and slowly: TRITON_INTERPRET=1."""
     from triton import knobs
@@ -123,7 +118,7 @@ def why_not(kernels: specs.Spec, device: torch.device | str) -> Optional[ConfigE
     """Why these kernels can't run on the device; None where they can."""
     if not isinstance(kernels, specs.Triton):
         return None
-    if not installed():
+    if not triton_installed():
         return ConfigError(
             "`kernels` is triton, and the package triton is not installed", "pip install triton, or use kernels=auto"
         )
@@ -154,7 +149,7 @@ def resolve(
     if error := why_not(kernels, device):
         raise error
     device = torch.device(device)
-    usable = device.type == "cuda" and installed() and not interpreted()
+    usable = device.type == "cuda" and triton_installed() and not interpreted()
     where = "cuda without Triton" if device.type == "cuda" and not usable else device.type
     rows = preferred(kernels.name, where, dtype, compiled=compiled)
     if isinstance(kernels, specs.Triton) and interpreted():

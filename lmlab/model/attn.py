@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmlab.errors import ConfigError
-from lmlab.kernels import flex
-from lmlab.kernels.ops import Ops
+from lmlab.kernels.ops import Ops, triton_installed
 from lmlab.kernels.scores import Scores
 from lmlab.model import spec as specs
 from lmlab.model.dims import Dims
@@ -122,7 +121,7 @@ class SoftmaxAttention(nn.Module):
         """Whether FlexAttention computes this: no dropout of probabilities, no float64, channels it has tiles for. Over
         a cache every length would be compiled anew."""
         fits = all(FLEX_CHANNELS[0] <= n <= FLEX_CHANNELS[1] for n in self.channels)
-        return fits and not self.dropout and dtype != torch.float64 and flex.available()
+        return fits and not self.dropout and dtype != torch.float64 and triton_installed()
 
     def attend(self, q_BTHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, view: View) -> Tensor:
         """(B, T, H, channels of v)."""

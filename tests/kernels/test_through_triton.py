@@ -44,7 +44,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Any:
     """as_if(installed=…, interpreted=…)."""
 
     def set_(installed: bool, interpreted: bool = False) -> None:
-        monkeypatch.setattr(resolve_module, "installed", lambda: installed)
+        monkeypatch.setattr(resolve_module, "triton_installed", lambda: installed)
         monkeypatch.setattr(resolve_module, "interpreted", lambda: interpreted)
 
     return set_

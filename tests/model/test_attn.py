@@ -243,14 +243,14 @@ def test_auto_follows_a_fixed_rule(mask, biased, dtype, keys, expected):
     ids=["plain", "alibi", "t5", "softcap", "window", "documents", "dropout", "both", "latent", "narrow"],
 )
 def test_on_cuda_flex_computes_what_sdpa_needs_a_mask_for(monkeypatch, mask, more, spec, expected):
-    monkeypatch.setattr("lmlab.kernels.flex.available", lambda: True)
+    monkeypatch.setattr("lmlab.model.attn.triton_installed", lambda: True)
     attn = SoftmaxAttention(spec, dataclasses.replace(DIMS, d_model=64, head_dim=16), OPS)
     scores = mask.scores(softcap=getattr(spec, "softcap", None), **more)
     asked: Any = (scores, 256, 256, torch.device("cuda"))
     assert attn.choose(*asked, torch.bfloat16)[0] == expected
     assert attn.choose(*asked, torch.float64)[0] != "flex"
     assert attn.choose(*asked, torch.bfloat16, cached=True)[0] != "flex"
-    monkeypatch.setattr("lmlab.kernels.flex.available", lambda: False)
+    monkeypatch.setattr("lmlab.model.attn.triton_installed", lambda: False)
     assert attn.choose(*asked, torch.bfloat16)[0] != "flex"
 
 
