@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "check": {"cost", "compat", "registry", "runs.files", *BUILD},
     "check.oracle": set(),
     "eval.loss": {"data", *BUILD},
+    "eval.long": {"runs", "data", "generate", "registry", *BUILD},
     "eval": {"runs", "data", "generate", *BUILD},
     "generate": {"runs", "data.tokenizer", *BUILD},
     "train": {"data", "runs", "eval.loss", "registry", *BUILD},
