@@ -15,6 +15,8 @@ from lmlab.cli.eval_long import LongFlags
 from lmlab.cli.eval_tasks import TaskFlags, evaluate_tasks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from lmlab.cli.open_run import Opened
@@ -38,7 +40,9 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     words: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="RUN|KEY=VALUE", help="runs; keys: data, kernels, compile, device, train.precision"),
+        typer.Argument(
+            metavar="RUN|SWEEP|KEY=VALUE", help="runs; keys: data, kernels, compile, device, train.precision"
+        ),
     ] = None,
     split: Annotated[
         Optional[str], typer.Option(metavar="val|test", help="which split (val); every look at test is counted")
@@ -97,7 +101,7 @@ def evaluate(
     refuse_keys(keys, may_set, "evaluation")
     root = runs_root(keys)
     screen = Screen()
-    found: list[Found] = [find.resolve(name, root) for name in names] or [find.resolve(None, root)]
+    found = [one for name in names for one in _named(name, root, screen)] or [find.resolve(None, root)]
     if not names:
         screen.note(f"newest {found[0].run.state()} run: {found[0].run.path}")
     loaded = {} if flags is None else flags.load()
@@ -130,6 +134,26 @@ def evaluate(
         if cache is not None:
             print_caches(report)
     raise_all(errors)
+
+
+def _named(name: str, root: Path, screen: Screen) -> list[Found]:
+    """The run of this name, or those of the sweep that are done. Raises RunError."""
+    from lmlab.cli.upload import members, sweep_folder
+    from lmlab.errors import RunError
+    from lmlab.runs.find import DONE, Found, resolve
+
+    folder = sweep_folder(name, root)
+    if folder is None:
+        return [resolve(name, root)]
+    runs = [member.run for member in members(folder)]
+    done = [Found(run) for run in runs if run.state() in DONE]
+    if not done:
+        raise RunError(
+            f"no run of the sweep {folder.name} is finished", "the same `lmlab sweep` trains what is missing"
+        )
+    if len(done) < len(runs):
+        screen.note(f"{folder.name}: {len(runs) - len(done)} of {len(runs)} runs are not finished, and left out")
+    return done
 
 
 def _evaluate_one(

@@ -118,7 +118,7 @@ def _factors(text: str | None) -> tuple[float, ...] | None:
 def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, tokens: TokenFile) -> Asked:
     """Raises Errors for what was typed and can't be measured; defaults that can't are left out, with why."""
     from lmlab.errors import ConfigError, raise_all
-    from lmlab.eval.long.scaled import NAMES, OWN
+    from lmlab.eval.long.scaled import NAMES, NONE, OWN
     from lmlab.eval.long.suite import Asked, default_lengths
     from lmlab.inherit import trained_length
 
@@ -127,7 +127,7 @@ def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, to
     trained = original if imported else own.exp.model.seq_len
     turns = hasattr(model.pos, "scaling")
     errors = []
-    if flags.scalings is not None and not turns and flags.scalings != (OWN,):
+    if flags.scalings is not None and not turns and not set(flags.scalings) <= {OWN, NONE}:
         errors.append(
             ConfigError(
                 f"`--rope-scaling` {','.join(flags.scalings)}: `pos={own.exp.pos.name}` has no rotations to scale",
@@ -135,9 +135,9 @@ def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, to
             )
         )
     scaled_already = own.exp.rope_scaling.name != "none"
-    usual = ((OWN,) if scaled_already else ()) + NAMES if turns else (OWN,)
+    usual = ((OWN,) if scaled_already else ()) + NAMES if turns else (NONE,)
     scalings = flags.scalings or usual
-    if flags.factors is not None and set(scalings) <= {OWN, "none"}:
+    if flags.factors is not None and set(scalings) <= {OWN, NONE}:
         errors.append(ConfigError("`--factors` acts on scalings, and none is asked for", "name one: --rope-scaling pi"))
     wanted, left_out = flags.lengths or default_lengths(trained), []
     for length in wanted:

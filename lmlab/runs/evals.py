@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,12 @@ def record(run: RunDir, report: dict[str, Any], *, of: str | None = None) -> Pat
     if "test_evaluations" in report:
         run.update_manifest(test_evaluations=report["test_evaluations"])
     return folder / name
+
+
+def newest(run: RunDir, of: str, content_hash: str | None = None) -> dict[str, Any] | None:
+    """The newest report that `record` named after `of`, of the weights with this hash (None = of any), or None."""
+    for path in sorted((run.path / EVAL).glob(f"*-{of}.json"), reverse=True):
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content_hash in (None, report.get("content_hash")):
+            return report
+    return None

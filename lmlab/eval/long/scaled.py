@@ -41,13 +41,13 @@ class Choice:
 
 @contextmanager
 def scaled(model: Transformer, choice: Choice, original_len: int) -> Iterator[Transformer]:
-    """The model with its rotations scaled so; afterwards as it was. `own` leaves them alone.
+    """The model with its rotations scaled so; afterwards as it was. `own` leaves them alone, `none` a model without.
 
     Raises ConfigError where no rotations are (`pos` is not rope) or where this scaling can't act on them."""
-    if choice.name == OWN:
+    before = getattr(model.pos, "scaling", None)
+    if choice.name == OWN or (choice.name == NONE and before is None):
         yield model
         return
-    before = getattr(model.pos, "scaling", None)
     if before is None:
         raise ConfigError(
             f"`--rope-scaling` {choice.name}: {type(model.pos).__name__} has no rotations that could be scaled",

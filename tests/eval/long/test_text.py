@@ -201,8 +201,9 @@ def test_each_scaling_acts_past_the_trained_length() -> None:
 def test_a_model_without_rotations_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rotations"), scaled(made("pos=alibi"), Choice("pi", 2.0), 32):
         pass
-    with scaled(made("pos=alibi"), Choice(OWN), 32):
-        pass
+    for name in (OWN, "none"):
+        with scaled(made("pos=alibi"), Choice(name), 32):
+            pass
 
 
 @torch.no_grad()
