@@ -67,7 +67,7 @@ def verdict() -> bool:
         found = cells(f"{NAME}_{name}")[1]
         tuned[name] = found["none" if name == "none" else "own", far]["sliding_loss"]
     print(
-        f"nats/token in sliding windows of {far} tokens, trained at {L} ({untuned['none', L]['sliding_loss']:.3f} there)"
+        f"nats/token in sliding windows of {far} tokens; at {L}, as trained, {untuned['none', L]['sliding_loss']:.3f}"
     )
     for name, value in loss.items():
         print(f"{name:<12} untuned {value:.3f}" + (f"   tuned {tuned[name]:.3f}" if name in tuned else ""))
