@@ -2,7 +2,7 @@
 
     python experiments/alibi_extrapolation/run.py              # about 20 minutes on 2 CPU cores
     python experiments/alibi_extrapolation/run.py --verdict    # of what is in ./runs already
-    python experiments/alibi_extrapolation/run.py model=small model.seq_len=512 train.max_tokens=1e9 --seeds 3    # a GPU
+    python experiments/alibi_extrapolation/run.py model=small model.seq_len=512 train.max_tokens=1e9   # a GPU
 
 Other words go to the sweep, in place of those of sweep.yaml. What must hold is, in shape, Table 2 of Press et al. 2021
 (2108.12409): perplexity in windows that do not overlap, over that at the trained length L.
