@@ -58,6 +58,45 @@ class HubDataset(SplitSpec):
     max_tokens: Optional[int] = setting(None, "stop preparing after this many training tokens; null = all", ge=1)
 
 
+@dataclass
+class TaskSpec(DataSpec):
+    """Synthetic tasks: drawn by a seed, as long as `model.seq_len`, loss on the answers alone. `build` names a class
+    of lmlab/data/tasks."""
+
+    packing: str = setting(
+        "rows", "rows: a row is one example and its positions start at 0; nothing is packed", choices=("rows",)
+    )
+
+
+@option("data", "mqar", build="lmlab.data.tasks.tokens:Mqar")
+class Mqar(TaskSpec):
+    """Multi-query associative recall: pairs of key and value, then every key again, asked for its value.
+    Arora et al. 2023 (Zoology, arXiv 2312.04927), with a smaller vocabulary."""
+
+    n_pairs: int = setting(4, "pairs to recall; a row needs 4 tokens for each", ge=1, probe=8)
+    vocab_size: int = setting(256, "ids: filler, keys in the lower half, values in the upper", ge=4, probe=128)
+    gap_power: float = setting(0.01, "query after a gap g with probability ∝ g^(power−1); 1 = evenly", gt=0, probe=1.0)
+    filler: str = setting(
+        "blank", "what stands elsewhere: one id, or any ids", choices=("blank", "random"), probe="random"
+    )
+
+
+@option("data", "induction", build="lmlab.data.tasks.tokens:Induction")
+class Induction(TaskSpec):
+    """A special token somewhere in random ones, and again at the end: what followed it? Induction heads of Olsson et
+    al. 2022 (arXiv 2209.11895), as a task by Gu & Dao 2023 (arXiv 2312.00752)."""
+
+    vocab_size: int = setting(16, "ids, the special one among them", ge=3, probe=32)
+
+
+@option("data", "passkey", build="lmlab.data.tasks.passkey:Passkey")
+class Passkey(TaskSpec):
+    """A number stated in filler text and asked for at the end, by the run's tokenizer.
+    Mohtashami & Jaggi 2023 (arXiv 2305.16300)."""
+
+    digits: int = setting(5, "digits of the number, leading zeros kept", ge=1, le=5, probe=3)
+
+
 @option("tokenizer", "bpe", build="lmlab.data.tokenizer:train_bpe")
 class BPE(Spec):
     """Byte-level BPE trained on the train split."""
