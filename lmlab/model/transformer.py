@@ -19,7 +19,7 @@ from lmlab.model.init import draw_
 from lmlab.model.mask import CAUSAL, Mask, documents, padding
 from lmlab.model.recompute import recomputed
 from lmlab.model.spec import Arch
-from lmlab.registry import make
+from lmlab.registry import Spec, make
 
 
 class Output(NamedTuple):
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         self.embed_norm = make(arch.norm, dims, ops, None) if model.embed_norm else None
         self.pos = make(arch.pos, dims, ops, None)
         if arch.rope_scaling.build:
-            self.pos.scale_by(make(arch.rope_scaling, dims, ops, None))
+            self.pos.scale_by(self.scaling_of(arch.rope_scaling))
         self.blocks = nn.ModuleList(self._block(arch, dims, ops, layer) for layer in range(model.n_layers))
         self.norm = make(arch.norm, dims, ops, None) if arch.block.final_norm() else None
         self.head = None if model.tie_embeddings else nn.Linear(model.d_model, n_rows, bias=model.head_bias)
@@ -95,6 +95,10 @@ class Transformer(nn.Module):
             dropout=arch.model.dropout,
         )
         return make(arch.block, dims, ops, layer, parts=parts)
+
+    def scaling_of(self, spec: Spec) -> Any:
+        """The scaling of rotations of this spec, for `pos.scale_by`."""
+        return make(spec, self.dims, self.ops, None)
 
     @property
     def routed(self) -> bool:
@@ -128,6 +132,24 @@ class Transformer(nn.Module):
         start again at each). valid_BT: False = padding. length_BT: (B, 1 or T) tokens that the text of each token has
         or will have, for scalings that ask (None = of its document in the row). cache: the tokens go on from what it
         holds. weights_BT: of each target in the loss (None = 1). last: logits of so many last tokens only."""
+        how = dict(documents_BT=documents_BT, valid_BT=valid_BT, length_BT=length_BT, cache=cache, last=last)
+        x_BTD, stats = self.hidden(tokens_BT, positions_BT, **how)  # type: ignore[arg-type]
+        if targets_BT is None:
+            return Output(self.logits(x_BTD), None, stats)
+        return Output(None, self.loss(x_BTD, targets_BT, weights_BT), stats, penalty(stats, targets_BT, weights_BT))
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        *,
+        documents_BT: Optional[Tensor] = None,
+        valid_BT: Optional[Tensor] = None,
+        length_BT: Optional[Tensor] = None,
+        cache: Optional[Cache] = None,
+        last: Optional[int] = None,
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """What the head is handed (B, T or `last`, D), and each layer's stats; arguments as of `forward`."""
         x_BTD = self.embedded(tokens_BT, positions_BT, valid_BT)
         if cache is None:
             mask = CAUSAL if documents_BT is None else CAUSAL & documents(documents_BT)
@@ -152,13 +174,7 @@ class Transformer(nn.Module):
         if last is not None:
             x_BTD = x_BTD[:, -last:]
             valid_BT = None if valid_BT is None else valid_BT[:, -last:]
-        if self.norm is not None:
-            x_BTD = self.norm(x_BTD, valid_BT)
-        if targets_BT is None:
-            return Output(self.logits(x_BTD), None, tuple(stats))
-        return Output(
-            None, self.loss(x_BTD, targets_BT, weights_BT), tuple(stats), penalty(stats, targets_BT, weights_BT)
-        )
+        return (x_BTD if self.norm is None else self.norm(x_BTD, valid_BT)), tuple(stats)
 
     def embedded(self, tokens_BT: Tensor, positions_BT: Tensor, valid_BT: Optional[Tensor]) -> Tensor:
         """What the first block is handed (B, T, D)."""
