@@ -58,6 +58,87 @@ class HubDataset(SplitSpec):
     max_tokens: Optional[int] = setting(None, "stop preparing after this many training tokens; null = all", ge=1)
 
 
+@dataclass
+class TaskSpec(DataSpec):
+    """Synthetic tasks: drawn by a seed, as long as `model.seq_len`, loss on the answers alone. `build` names a class
+    of lmlab/data/tasks."""
+
+    packing: str = setting(
+        "rows", "rows: a row is one example and its positions start at 0; nothing is packed", choices=("rows",)
+    )
+
+
+@option("data", "mqar", build="lmlab.data.tasks.tokens:Mqar")
+class Mqar(TaskSpec):
+    """Multi-query associative recall: pairs of key and value, then every key again, asked for its value.
+    Arora et al. 2023 (Zoology, arXiv 2312.04927), with a smaller vocabulary."""
+
+    n_pairs: int = setting(4, "pairs to recall; a row needs 4 tokens for each", ge=1, probe=8)
+    vocab_size: int = setting(256, "ids: filler, keys in the lower half, values in the upper", ge=4, probe=128)
+    gap_power: float = setting(0.01, "query after a gap g with probability ∝ g^(power−1); 1 = evenly", gt=0, probe=1.0)
+    filler: str = setting(
+        "blank", "what stands elsewhere: one id, or any ids", choices=("blank", "random"), probe="random"
+    )
+
+
+@option("data", "induction", build="lmlab.data.tasks.tokens:Induction")
+class Induction(TaskSpec):
+    """A special token somewhere in random ones, and again at the end: what followed it? Induction heads of Olsson et
+    al. 2022 (arXiv 2209.11895), as a task by Gu & Dao 2023 (arXiv 2312.00752)."""
+
+    vocab_size: int = setting(16, "ids, the special one among them", ge=3, probe=32)
+
+
+@option("data", "passkey", build="lmlab.data.tasks.passkey:Passkey")
+class Passkey(TaskSpec):
+    """A number stated in filler text and asked for at the end, by the run's tokenizer.
+    Mohtashami & Jaggi 2023 (arXiv 2305.16300)."""
+
+    digits: int = setting(5, "digits of the number, leading zeros kept", ge=1, le=5, probe=3)
+
+
+@option("data", "copy", build="lmlab.data.tasks.copies:Copy")
+class Copy(TaskSpec):
+    """Half a row of random tokens, a separator, and the same again: every token of the second half is an answer."""
+
+    vocab_size: int = setting(32, "ids: separator, padding of odd rows, tokens", ge=4, probe=64)
+
+
+@option("data", "selective_copy", build="lmlab.data.tasks.copies:SelectiveCopy")
+class SelectiveCopy(TaskSpec):
+    """Tokens among noise, then as many places that ask for them in order. Gu & Dao 2023 (arXiv 2312.00752)."""
+
+    n_tokens: int = setting(16, "tokens to be kept; a row needs 2 tokens for each", ge=1, probe=8)
+    vocab_size: int = setting(18, "ids: noise, what asks, tokens", ge=4, probe=34)
+
+
+@option("data", "needle", build="lmlab.data.tasks.needle:Needle")
+class Needle(TaskSpec):
+    """A marked pair of key and value in random ids, its key at the end: what is its value? The same in text is
+    needle_text."""
+
+    n_needles: int = setting(1, "marked pairs, of which one is asked for", ge=1, probe=2)
+    vocab_size: int = setting(256, "ids: mark, what asks, keys and values", ge=4, probe=128)
+
+
+@option("data", "needle_text", build="lmlab.data.tasks.needle_text:NeedleText")
+class NeedleText(TaskSpec):
+    """Numbers of named things in filler text, one of them asked for at the end, by the run's tokenizer: the single
+    needle of RULER with others beside it. Hsieh et al. 2024 (arXiv 2404.06654)."""
+
+    n_needles: int = setting(2, "stated numbers, of which one is asked for", ge=1, le=16, probe=1)
+    digits: int = setting(2, "digits of a number, leading zeros kept", ge=1, le=5, probe=3)
+
+
+@option("data", "vt", build="lmlab.data.tasks.variables:VariableTracking")
+class VariableTracking(TaskSpec):
+    """Chains of assignments in filler text; asked for every variable that has the value of one chain, by the run's
+    tokenizer. Variable tracking of RULER, Hsieh et al. 2024 (arXiv 2404.06654)."""
+
+    n_chains: int = setting(2, "chains, of which one is asked for", ge=1, probe=1)
+    n_hops: int = setting(2, "assignments of a variable to the next in each chain", ge=0, probe=1)
+
+
 @option("tokenizer", "bpe", build="lmlab.data.tokenizer:train_bpe")
 class BPE(Spec):
     """Byte-level BPE trained on the train split."""
