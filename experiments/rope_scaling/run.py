@@ -2,11 +2,11 @@
 
     python experiments/rope_scaling/run.py              # about 10 minutes on 2 CPU cores
     python experiments/rope_scaling/run.py --verdict    # of what is in ./runs already
-    python experiments/rope_scaling/run.py model=small model.seq_len=512 train.max_tokens=1e9     # a GPU
+    python experiments/rope_scaling/run.py model=small model.seq_len=512 train.max_tokens=1e9   # a GPU
 
-Other words go to the training, in place of those below. What must hold is, in shape, what Chen et al. 2023 (2306.15595) and
-Peng et al. 2023 (2309.00071) report: without tuning none >> PI > NTK >= dynamic NTK, with it PI < NTK; and dynamic NTK is
-no scaling up to the trained length.
+Other words go to the training, in place of those below. What must hold is, in shape, what Chen et al. 2023
+(2306.15595) and Peng et al. 2023 (2309.00071) report: without tuning none >> PI > NTK >= dynamic NTK, with it PI < NTK;
+and dynamic NTK is no scaling up to the trained length.
 """
 
 from __future__ import annotations

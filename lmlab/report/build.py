@@ -16,6 +16,7 @@ from lmlab.report.confounds import confounds, held_in_delta
 from lmlab.report.copies import apart
 from lmlab.report.curves import curves
 from lmlab.report.labels import NOT_SAID
+from lmlab.report.long_context import long_context
 from lmlab.report.model import Arm, Report, Run
 from lmlab.report.notes import notes
 from lmlab.report.routing import routing
@@ -53,6 +54,7 @@ def build(selection: Selection, outside: Outside, *, baseline: str | None = None
         common=common(axes, arms),
         why=why(arms),
         routing=routing(arms),
+        long_context=long_context(arms),
     )
 
 

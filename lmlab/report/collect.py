@@ -17,6 +17,7 @@ import numpy as np
 
 from lmlab.errors import RunError
 from lmlab.report.checked import HashOf, check_config, check_figures, check_manifest
+from lmlab.report.long_read import read_long
 from lmlab.report.model import Run
 from lmlab.report.plans import Member, Sweep
 from lmlab.report.sources import Selection
@@ -78,6 +79,7 @@ def read_run(run: RunDir, outside: Outside, state: str | None = None, hash_of: H
     found.rows, found.lists, problems = read_columns(run.metrics_path)
     found.problems += problems
     check_figures(run, found)
+    read_long(run.path, found)
     return found
 
 

@@ -1,5 +1,5 @@
 """Figures for papers: val bits/byte against tokens, FLOPs and seconds, and of arms with experts how evenly steps were
-spread, as SVG and PDF.
+spread, and those of long contexts, as SVG and PDF.
 
 Colours, dashes and the part of the plane shown are those of the page. The same report gives the same bytes; the user's
 own matplotlib settings neither matter nor change.
@@ -7,7 +7,7 @@ own matplotlib settings neither matter nor change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lmlab.errors import RunError
 from lmlab.report import page_why
 from lmlab.report.captions import not_causal, part_of_val, unfinished
 from lmlab.report.curve_svg import AXES, METRICS, Frame, axis_ticks, diverged, frame
+from lmlab.report.long_figures import long_figures
 from lmlab.report.model import BPB, X_AXES, Curve, Report
 from lmlab.report.palette import BANDS, LIGHT, Stroke, strokes
 from lmlab.report.routing import OVER_TIME, name_over_time
@@ -38,17 +39,18 @@ WIDTH, HEIGHT, NAME = 6.4, 3.8, 0.22  # inches: of a figure, and of its height f
 
 
 def draw(report: Report, folder: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write `loss-<axis>.<kind>` for every axis that has curves, then `routing-<figure>.<kind>`, kinds of "svg" and
-    "pdf"; the files, in that order.
+    """Write `loss-<axis>.<kind>` for every axis that has curves, then `routing-<figure>.<kind>` and `long-….<kind>`,
+    kinds of "svg" and "pdf"; the files, in that order.
 
     Without curves nothing is written and the list is empty. Raises RunError when the folder can't be written to.
     """
     written: list[Path] = []
-    for name, curves, shown in _drawings(report):
+    makers = [(name, _maker(report, curves, shown)) for name, curves, shown in _drawings(report)]
+    for name, make in [*makers, *long_figures(report)]:
         paths = [folder / f"{name}.{kind}" for kind in kinds]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _save(report, curves, shown, paths)
+            _save(make, paths)
         except OSError as error:
             where = error.filename or folder
             raise RunError(f"can't write {where}: {error.strerror}", "name another folder: --out DIR") from error
@@ -69,13 +71,18 @@ def _drawings(report: Report) -> Iterator[tuple[str, list[Curve], Frame]]:
             yield f"routing-{figure}", curves, shown
 
 
-def _save(report: Report, curves: Sequence[Curve], shown: Frame, paths: Sequence[Path]) -> None:
+def _maker(report: Report, curves: Sequence[Curve], shown: Frame) -> Callable[[], Any]:
+    return lambda: drawn(report, curves, shown)
+
+
+def _save(make: Callable[[], Any], paths: Sequence[Path]) -> None:
+    """make: the figure, under the settings in force."""
     import matplotlib
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        figure = drawn(report, curves, shown)
+        figure = make()
         for path in paths:
             kind = path.suffix[1:]
             figure.savefig(path, format=kind, bbox_inches="tight", metadata=UNDATED.get(kind))

@@ -1,12 +1,13 @@
-"""A report as Markdown: the two tables, what probes found, where tokens went, confounds, notes. What came from a run is
-escaped."""
+"""A report as Markdown: the two tables, what probes found, where tokens went, long contexts, confounds, notes. What
+came from a run is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from lmlab.report.model import Report, Routing, Table
+from lmlab.report.long_tables import TITLES, filled
+from lmlab.report.model import LongContext, Report, Routing, Table
 from lmlab.report.routing import load_bars, load_name
 
 
@@ -20,6 +21,8 @@ def render(report: Report) -> str:
         parts += ["## Why: inside the models", *([said] if said else []), _table(report.why.table)]
     if report.routing is not None:
         parts += ["## Routing: where tokens went", *_routing(report, report.routing)]
+    if report.long_context is not None:
+        parts += ["## Long contexts: beyond the trained length", *_long_context(report.long_context)]
     for title, lines in (("Confounds", report.confounds), ("Notes", report.notes)):
         if lines:
             parts += [f"## {title}", _bullets(lines)]
@@ -37,6 +40,13 @@ def _routing(report: Report, found: Routing) -> list[str]:
     ]
     words = "Load of the experts of a layer, from the busiest to the idlest:"
     return [*([said] if said else []), _table(found.table), *([words + "\n\n" + _items(bars)] if bars else [])]
+
+
+def _long_context(found: LongContext) -> list[str]:
+    """What stands out, perplexities by length, then the tables."""
+    said = _bullets([*found.findings, *found.notes])
+    tables = [table for table in [found.short, *found.tables] if table.rows]
+    return [*([said] if said else []), *(part for t in tables for part in (f"### {TITLES[t.name]}", _table(filled(t))))]
 
 
 def _items(lines: Sequence[str]) -> str:

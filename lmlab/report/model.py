@@ -33,6 +33,8 @@ class Run:
     error: str | None = None  # why it failed, one line
     plugins: dict[str, str] = field(default_factory=dict)  # file name → hash of the run's own plug-ins
     edited: bool = False  # config.yaml no longer fits the hash in the directory's name
+    long_context: dict[str, Any] | None = None  # the newest eval/*-long-context.json of its last checkpoint
+    long_other: str = ""  # why an evaluation that is there is not that one
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,55 @@ class Routing:
     curves: list[Curve]  # of training steps: x_name is `step`, metric one of lmlab/report/routing.py's OVER_TIME
 
 
+@dataclass(frozen=True)
+class LongLine:
+    """One figure of one arm under one scaling, or of a paper (arm None), against length, position or length over the
+    trained one: the mean over seeds and the lowest and highest seed at each point."""
+
+    figure: str  # perplexity, sliding_perplexity, position, ratio, score/<needle, copy or a task's name>
+    arm: int | None  # index into Report.arms
+    scaling: str  # own (as trained), none, pi …
+    name: str  # `pos=rope · pi`
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    n: int  # seeds
+    trained: int | None = None  # tokens of the rows it was trained on
+    chance: float | None = None  # of a score
+    length: int | None = None  # of the windows whose positions are drawn
+    source: str = ""  # who published it, on what
+    like: tuple[int, str] | None = None  # (arm, scaling) that a published line is set beside
+
+
+@dataclass(frozen=True)
+class DepthMap:
+    """How often an answer was found by length and by depth, over all seeds. A row per depth; n 0 where not measured."""
+
+    what: str  # needle, or a task's name
+    arm: int
+    scaling: str
+    name: str
+    trained: int
+    lengths: list[int]
+    depths: list[float]  # 0 is the beginning
+    correct: list[list[int]]
+    n: list[list[int]]
+
+
+@dataclass(frozen=True)
+class LongContext:
+    """What becomes of the arms beyond the length they were trained on. Empty parts are left out."""
+
+    tables: list[Table]  # long_scores, long_text, long_speed: those that have rows
+    short: Table  # perplexities with a column per length
+    findings: list[str]
+    notes: list[str]  # what does not compare, who has no evaluation, what is not available
+    unlike: str  # why lines of arms do not compare, in a few words; "" where they do
+    lines: list[LongLine]
+    maps: list[DepthMap]
+
+
 @dataclass
 class Report:
     """Everything an output needs. `axes`: keys that differ between the arms, and only those."""
@@ -170,3 +221,4 @@ class Report:
     common: dict[str, Any] = field(default_factory=dict)  # what all arms share, of what differs from the default
     why: Why | None = None  # None where no run was probed
     routing: Routing | None = None  # None where no arm has experts
+    long_context: LongContext | None = None  # None where no run was evaluated so

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lmlab.report import page_routing, page_why, palette
+from lmlab.report import page_long, page_routing, page_why, palette
 from lmlab.report.captions import above_the_frame, and_, not_causal, part_of_val, unfinished, warning
 from lmlab.report.curve_svg import AXES, METRICS, Frame, diverged, draw, frame, thinned
 from lmlab.report.model import Arm, Cell, Column, Curve, Report, Table
@@ -33,7 +33,7 @@ def render(report: Report) -> str:
     by_name = {table.name: table for table in report.tables}
     return Template(_asset("page.html")).substitute(
         title=escape(report.title),
-        css=_colours() + _asset("page.css"),
+        css=_colours() + page_long.css() + _asset("page.css"),
         js=_asset("page.js"),
         data=_for_script(_data(report, figures)),
         summary=_summary(report),
@@ -42,6 +42,7 @@ def render(report: Report) -> str:
         curves=_curves(report, figures, looks),
         why=page_why.section(report, looks, _table(report.why.table) if report.why is not None else ""),
         routing=page_routing.section(report, looks, _table(report.routing.table) if report.routing is not None else ""),
+        long_context=page_long.section(report, _table),
         tables_runs=_runs(by_name.get("runs")),
         notes=_list("notes", "Notes", report.notes),
         source=f"<code>{escape(report.source)}</code>",

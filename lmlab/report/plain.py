@@ -85,6 +85,7 @@ def as_json(report: Report) -> str:
         "curves": [asdict(curve) for curve in report.curves],
         "why": asdict(report.why) if report.why is not None else None,
         "routing": asdict(report.routing) if report.routing is not None else None,
+        "long_context": asdict(report.long_context) if report.long_context is not None else None,
     }
     return to_json(body, indent=1) + "\n"
 

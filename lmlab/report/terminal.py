@@ -1,5 +1,5 @@
-"""A report in the terminal: the arms, the runs that did not go well, what probes found, where tokens went, confounds,
-notes.
+"""A report in the terminal: the arms, the runs that did not go well, what probes found, where tokens went, long
+contexts, confounds, notes.
 
 On a terminal columns that do not fit are left out, least important first, and said; a very narrow one gets a block per
 arm. Elsewhere columns are aligned and nothing is cut, for grep and awk.
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lmlab.report.model import Cell, Column, Report, Routing, Table, Why
+from lmlab.report.long_tables import TITLES, filled
+from lmlab.report.model import Cell, Column, LongContext, Report, Routing, Table, Why
 from lmlab.report.routing import load_bars, load_name
 
 GAP = "  "
@@ -28,7 +29,10 @@ SPARE = (
 SPARE_OF_RUNS = ("arm", "seed")
 SPARE_OF_WHY = ("lowest_layer", "lowest")
 SPARE_OF_ROUTING = ("balance", "load_min", "entropy")
-FOLDED = {"arm": 24, "run": 28, "problem": 30}  # columns of words may be folded down to so many characters
+SPARE_OF_LONG = ("why", "gain", "area", "k_max", "chance", "documents", "n_documents", "seeds", "trained_length")
+SPARES = {"arms": SPARE, "why": SPARE_OF_WHY, "routing": SPARE_OF_ROUTING}
+SPARES |= dict.fromkeys(("long_short", "long_scores"), SPARE_OF_LONG)
+FOLDED = {"why": 24, "arm": 24, "run": 28, "problem": 30}  # columns of words may be folded down to so many characters
 STYLES = {"bad": "red", "warn": "yellow", "baseline": "bold"}
 
 
@@ -50,6 +54,8 @@ def show(report: Report, console: Console) -> None:
         show_why(report.why, console)
     if report.routing is not None:
         show_routing(report, report.routing, console)
+    if report.long_context is not None:
+        show_long(report.long_context, console)
     for mark, style, lines in (("confound: ", "yellow", report.confounds), ("note: ", "dim", report.notes)):
         if lines:
             _line(console, Text(""))
@@ -83,6 +89,21 @@ def show_routing(report: Report, found: Routing, console: Console) -> None:
     for load in found.loads:
         _line(console, Text.assemble(("load: ", "dim"), load_bars(load), " ", load_name(report, load, many=True)))
     for mark, style, lines in (("routing: ", "cyan", found.findings), ("note: ", "dim", found.notes)):
+        for line in lines:
+            _line(console, Text.assemble((mark, style), line))
+
+
+def show_long(found: LongContext, console: Console) -> None:
+    """Perplexity by length, and effective lengths."""
+    title = TITLES[found.short.name]
+    _line(console, Text(""))
+    _line(console, Text(f"long contexts: {title[0].lower()}{title[1:]}", style="bold"))
+    scores = [table for table in found.tables if table.name == "long_scores"]
+    for i, table in enumerate(table for table in [found.short, *scores] if table.rows):
+        if i:
+            _line(console, Text(""))
+        _table(console, filled(table))
+    for mark, style, lines in (("long: ", "cyan", found.findings), ("note: ", "dim", found.notes)):
         for line in lines:
             _line(console, Text.assemble((mark, style), line))
 
@@ -162,7 +183,7 @@ def _widths(table: Table) -> list[int]:
 
 def fitting(forms: Sequence[Table], width: int) -> tuple[Table, list[str]] | None:
     """(a form with as many columns as fit, titles of those left out); None when even the least is too wide."""
-    spare = {"arms": SPARE, "why": SPARE_OF_WHY, "routing": SPARE_OF_ROUTING}.get(forms[0].name, SPARE_OF_RUNS)
+    spare = SPARES.get(forms[0].name, SPARE_OF_RUNS)
     gone: list[str] = []
     for key in ("", *spare):
         gone += [column.title for column in forms[0].columns if column.key == key]
