@@ -183,18 +183,19 @@ def evaluate_long(
     screen: Screen,
 ) -> dict[str, Any]:
     """`long_context` of the report, measured."""
-    from lmlab.eval.long.suite import TextSuite
+    from lmlab.eval.long.suite import Suite
+    from lmlab.eval.long.textual import TextPart
 
     model, tokens = own.model(), getattr(prepared, split)
     asked = asked_of(found, own, model, flags, tokens)
     for one in asked.left_out:
         screen.note(f"left out: {one['length']:,} tokens: {one['why']}")
-    suite = TextSuite.make(model, tokens, own.tokenizer, asked)
-    if suite.unspelled:
-        screen.note(f"left out: {suite.unspelled}")
+    text = TextPart.make(tokens, own.tokenizer, longest=max(asked.lengths), trained=asked.trained)
+    if text.unspelled:
+        screen.note(f"left out: {text.unspelled}")
     with screen.preparing() as progress:
-        report = suite.run(progress)
-        report["memory"] = [memory_of(model, suite.found.units[0].ids, length, progress) for length in asked.lengths]
+        report = Suite(model, asked, text, {}).run(progress)
+        report["memory"] = [memory_of(model, text.found.units[0].ids, length, progress) for length in asked.lengths]
     report["trained_scaling"] = _said(own.exp.rope_scaling)
     return report
 

@@ -121,7 +121,8 @@ def print_summary(long: dict[str, Any]) -> None:
         factor = "" if one["factor"] is None else f" {one['factor']:g}"
         score = "–" if one["trained_score"] is None else f"{one['trained_score']:.1%}"
         chance = "–" if one["chance"] is None else f"{one['chance']:.2g}"
-        far = [length(one[key]) for key in ("effective_length", "largest_80", "k_max")]
+        effective = length(one["effective_length"]) if one["above_chance"] else "at chance"
+        far = [effective, length(one["largest_80"]), length(one["k_max"])]
         area = "–" if one["area"] is None else f"{one['area']:.3f}"
         rows.append([one["what"], one["scaling"] + factor, score, chance, *far, area])
     if rows:

@@ -6,7 +6,6 @@ answers alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,10 @@ from torch import Tensor
 from lmlab.data.tasks import split as splits
 from lmlab.data.tasks.base import Examples, Task
 from lmlab.errors import ConfigError, LmlabError
-from lmlab.eval.long.lengths import score_summary
 from lmlab.eval.long.nats import LOGITS, hidden
 from lmlab.eval.long.windows import BATCH_TOKENS
 from lmlab.model.transformer import Transformer
+from lmlab.runs.intervals import wilson
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,6 @@ class Score:
             "token_high": token[1],
             "loss": self.nats / self.token_n,
         }
-
-
-def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """(low, high) of the share correct / n (Wilson 1927); 0 and 1 of nothing. The tokens of one example are not
-    independent, so that their interval is narrower than it should be."""
-    if n == 0:
-        return 0.0, 1.0
-    share, scale = correct / n, 1 + z * z / n
-    middle = (share + z * z / (2 * n)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return (0.0 if correct == 0 else middle - half), (1.0 if correct == n else middle + half)
 
 
 @torch.no_grad()
@@ -163,18 +151,3 @@ def _cell(
     chance = task.chance(length)
     told = {"chance_exact": chance.exact, "chance_token": chance.token, "depths": by_depth if depths else []}
     return found.figures() | told
-
-
-def task_summary(cells: Sequence[dict[str, Any]], trained: int) -> list[dict[str, Any]]:
-    """`summary` of a report: how far the share of right examples holds, per task, scaling and factor."""
-    by_choice: dict[tuple[str, str, float | None], dict[int, dict[str, Any]]] = {}
-    for cell in cells:
-        if cell["not_available"] is None:
-            key = cell["task"], cell["scaling"], cell["factor"]
-            by_choice.setdefault(key, {})[cell["length"]] = cell
-    told = []
-    for (what, scaling, factor), at in by_choice.items():
-        chance = at.get(trained, at[min(at)])["chance_exact"]
-        own = {"what": what, "scaling": scaling, "factor": factor, "chance": chance}
-        told.append(own | score_summary({length: cell["exact"] for length, cell in at.items()}, trained))
-    return told

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from lmlab.report.comparison import named
 from lmlab.report.long_lines import lines, maps
 from lmlab.report.long_read import KEY
-from lmlab.report.long_series import NEEDLE, Measured, Series, average, measured, series, token_set, wilson
+from lmlab.report.long_series import NEEDLE, Measured, Series, average, measured, series, token_set
 from lmlab.report.long_tables import answers, chance_of, scores_table, short_table, speed_table, text_table
 from lmlab.report.model import Arm, LongContext
 from lmlab.report.why import number as short
+from lmlab.runs.intervals import wilson
 
 FEW_DOCUMENTS = 5
 SLIDING, APART = "sliding_loss", "loss"

@@ -95,13 +95,6 @@ def average(values: Sequence[float]) -> Stat | None:
     return replace(found, sd=0.0) if found.sd is not None and found.sd < 1e-12 * abs(found.mean) else found
 
 
-def wilson(correct: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927)."""
-    p, z2 = correct / n, _Z**2
-    centre, half = p + z2 / (2 * n), _Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n))
-
-
 # ---------------------------------------------------------------- which evaluations go together
 
 

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from lmlab.report.checked import number
-from lmlab.report.long_series import COPY, NEEDLE, NEEDLE_CHANCE, Found, Series, average, exp, numbers, wilson
+from lmlab.report.long_series import COPY, NEEDLE, NEEDLE_CHANCE, Found, Series, average, exp, numbers
 from lmlab.report.model import Arm, Cell, Column, Stat, Table
 from lmlab.report.tables import MISSING, whole, with_spread
 from lmlab.report.why import number as short
+from lmlab.runs.intervals import wilson
 
 NOT = "n/a"
 TITLES = {

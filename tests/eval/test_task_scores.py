@@ -17,9 +17,10 @@ from lmlab.data.spec import Byte, Mqar, Needle, Passkey
 from lmlab.data.tasks.base import Task
 from lmlab.data.tokenizer import byte_tokenizer
 from lmlab.errors import ConfigError
-from lmlab.eval.long.lengths import area, effective_length, largest
-from lmlab.eval.task_scores import Score, score, task_cells, task_summary, wilson
+from lmlab.eval.long.lengths import area, effective_length, largest, score_summary
+from lmlab.eval.task_scores import Score, score, task_cells
 from lmlab.registry import make
+from lmlab.runs.intervals import wilson
 from tests.composed import VOCAB, model, peaked
 
 
@@ -192,20 +193,20 @@ def test_a_length_that_positions_lack_is_not_available() -> None:
     assert "exact" not in cells[1]
 
 
-def test_summary_by_task_and_scaling() -> None:
-    exact = {("own", None): {64: 1.0, 128: 0.9, 256: 0.3}, ("pi", 2.0): {64: 0.5, 128: 0.4}}
-    cells: list[dict[str, Any]] = [
-        {"task": "mqar", "scaling": s, "factor": f, "length": length, "exact": share, "chance_exact": 0.01}
-        | {"not_available": None}
-        for (s, f), scores in exact.items()
-        for length, share in scores.items()
-    ]
-    cells.append({"task": "mqar", "scaling": "own", "factor": None, "length": 512, "not_available": "no"})
-    own, pi = task_summary(cells, 64)
-    assert (own["what"], own["scaling"], own["factor"], own["chance"]) == ("mqar", "own", None, 0.01)
-    assert (own["effective_length"], own["largest_80"], own["k_max"]) == (128, 128, 256)
-    assert own["area"] == pytest.approx((0.95 + 0.6) / 2)
-    assert (pi["effective_length"], pi["largest_80"], pi["k_max"], pi["trained_score"]) == (64, None, 128, 0.5)
+def test_how_far_a_score_holds() -> None:
+    told = score_summary({64: (100, 100, 0.01), 128: (90, 100, 0.01), 256: (30, 100, 0.01)}, 64)
+    assert (told["effective_length"], told["largest_80"], told["k_max"]) == (128, 128, 256)
+    assert (told["trained_score"], told["chance"], told["above_chance"]) == (1.0, 0.01, True)
+    assert told["area"] == pytest.approx((0.95 + 0.6) / 2)
+
+
+def test_a_score_at_chance_holds_nowhere() -> None:
+    told = score_summary({64: (12, 100, 0.1), 128: (12, 100, 0.1)}, 64)
+    assert not told["above_chance"]
+    assert told["effective_length"] is None
+    assert score_summary({64: (20, 100, 0.1), 128: (18, 100, 0.1)}, 64)["effective_length"] == 128
+    assert score_summary({64: (30, 100, 0.25)}, 64)["k_max"] is None, "0.2 is below chance"
+    assert score_summary({128: (100, 100, 0.1)}, 64)["effective_length"] is None, "nothing at the trained length"
 
 
 # ---------------------------------------------------------------- by length

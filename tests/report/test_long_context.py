@@ -17,10 +17,10 @@ from lmlab.report.build import build
 from lmlab.report.bundle import pack
 from lmlab.report.long_lines import RATIO
 from lmlab.report.long_panels import look_of, panels
-from lmlab.report.long_series import wilson
 from lmlab.report.palette import HEAT_DARK, HEAT_LIGHT, heat, heat_colours, luminance
 from lmlab.report.published import TAG, published
 from lmlab.report.sources import opened
+from lmlab.runs.intervals import wilson
 from tests.report import made
 from tests.report.made_long import LENGTHS, away, cell, evaluated, passkey, summary
 

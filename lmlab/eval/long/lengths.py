@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lmlab.runs.intervals import wilson
+
 HOLDS, WELL, FOUND = 0.85, 0.8, 0.2
 
 
@@ -31,11 +33,18 @@ def area(scores: Mapping[int, float]) -> float | None:
     return under / (points[-1][0] - points[0][0])
 
 
-def score_summary(scores: Mapping[int, float], trained: int) -> dict[str, Any]:
+def score_summary(found: Mapping[int, tuple[int, int, float]], trained: int) -> dict[str, Any]:
+    """Of {length: (right, asked, chance)}. A score at the trained length that is not above chance (the Wilson interval
+    of 95 % reaches down to it) is one that nothing can hold: no length is effective then."""
+    scores = {length: right / n for length, (right, n, _) in found.items()}
+    right, n, chance = found.get(trained, (0, 0, None))
+    above = n > 0 and wilson(right, n)[0] > (chance or 0)
     return {
+        "chance": chance,
         "trained_score": scores.get(trained),
-        "effective_length": effective_length(scores, trained),
+        "above_chance": above,
+        "effective_length": effective_length(scores, trained) if above else None,
         "largest_80": largest(scores, WELL),
-        "k_max": largest(scores, FOUND),
+        "k_max": largest(scores, FOUND) if chance is None or chance < FOUND else None,
         "area": area(scores),
     }

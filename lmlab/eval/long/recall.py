@@ -22,7 +22,7 @@ from lmlab.model.transformer import Transformer
 N_CANDIDATES = 10
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SPENT_TOKENS, LEAST, MOST = 32_768, 10, 100  # of one kind at one length: about so many tokens, windows between these
-COPIES_TOKENS, LEAST_COPIES, MOST_COPIES = 16_384, 4, 64
+COPIES_TOKENS, LEAST_COPIES, MOST_COPIES = 8192, 4, 64
 LEAD_IN, END = "\nThe code word of the day is", "."
 
 
@@ -37,22 +37,24 @@ def draws(*names: object) -> np.random.Generator:
 
 def copies(model: Transformer, found: TokenSet, start: int, length: int) -> dict[str, Any]:
     """Tokens drawn from the text without its order, then the same again, behind the start token: nats of the first copy
-    less those of the second, and how often the second's next token is the likeliest. Of equal tokens: the first of each
+    less those of the second, and how often the next token is the likeliest, in each. Of equal tokens: the first of each
     copy is left out, for nothing says that the row begins again."""
     pool = np.concatenate([unit.ids for unit in found.units])
     pool = pool[pool != start]
     half, n = (length - 1) // 2, min(MOST_COPIES, max(LEAST_COPIES, COPIES_TOKENS // length))
     rows = np.stack([draws("copies", length, i).choice(pool, half) for i in range(n)])
     window = np.concatenate([np.full((n, 1), start), rows, rows], 1)
-    gains, correct = [], 0
+    gains, correct, guessed = [], 0, 0
     for some in torch.from_numpy(window).split(max(1, BATCH_TOKENS // window.shape[1])):
         nats_BT, hit_BT = token_nats(model, some[:, :-1], some[:, 1:])
         first, second = nats_BT[:, 1:half], nats_BT[:, half + 1 :]
         gains += (first - second).double().mean(1).tolist()
+        guessed += int(hit_BT[:, 1:half].sum())
         correct += int(hit_BT[:, half + 1 :].sum())
     gain, se = mean_se(gains)
     tokens = n * (half - 1)
-    return {"n": n, "gain": gain, "gain_se": se, "correct": correct, "tokens": tokens, "accuracy": correct / tokens}
+    own = {"n": n, "gain": gain, "gain_se": se, "correct": correct, "tokens": tokens, "accuracy": correct / tokens}
+    return own | {"first_correct": guessed}
 
 
 # ---------------------------------------------------------------- a needle

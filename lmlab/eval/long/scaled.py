@@ -24,6 +24,9 @@ class Choice:
     name: str
     factor: float | None = None
 
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name} {self.factor:g}"
+
     @property
     def plain(self) -> bool:
         """Whether it is RoPE as it was, to the last bit."""

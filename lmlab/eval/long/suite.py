@@ -1,26 +1,24 @@
-"""The whole of `lmlab eval --long-context` for one checkpoint: every scaling at every length, on one token set."""
+"""The whole of `lmlab eval --long-context` for one checkpoint: every scaling at every length, on one set of tokens, and
+on the same examples of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from lmlab.data.tokenizer import Tokenizer
-from lmlab.data.tokens import TokenFile
-from lmlab.errors import DataError, LmlabError
-from lmlab.eval.long.keys import key_tokens
+from lmlab.data.tasks.base import Task
+from lmlab.errors import LmlabError
 from lmlab.eval.long.lengths import score_summary
-from lmlab.eval.long.recall import N_CANDIDATES, Needle, copies, needles
 from lmlab.eval.long.scaled import NONE, OWN, Choice, scaled
-from lmlab.eval.long.text import TextLoss, context_gain, text_loss
-from lmlab.eval.long.windows import TokenSet, token_set
+from lmlab.eval.long.textual import TextPart
+from lmlab.eval.task_scores import task_cells
 from lmlab.model.transformer import Transformer
 
 MULTIPLES = (0.5, 1, 2, 4, 8, 16)
-LEAST_LENGTH, LEAST_COPY = 4, 7
+LEAST_LENGTH = 4
+TASK_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TASK_TOKENS, LEAST_EXAMPLES, MOST_EXAMPLES = 65_536, 20, 200  # of one task at one length
 
 Say = Callable[[str, "float | None"], None]
 Key = tuple[str, "float | None", int]
@@ -40,8 +38,9 @@ class Asked:
 
     def choices(self, length: int) -> list[Choice]:
         factors = self.factors or (max(1.0, length / self.original),)
-        alone = (OWN, NONE)
-        return [Choice(name, factor) for name in self.scalings for factor in ((None,) if name in alone else factors)]
+        return [
+            Choice(name, factor) for name in self.scalings for factor in ((None,) if name in (OWN, NONE) else factors)
+        ]
 
 
 def default_lengths(trained: int) -> tuple[int, ...]:
@@ -50,127 +49,102 @@ def default_lengths(trained: int) -> tuple[int, ...]:
 
 
 def key_of(choice: Choice, length: int) -> Key:
+    """A scaling by 1 is plain RoPE, to the last bit: it has the key of `none`, and is not computed again."""
     return (NONE, None, length) if choice.plain else (choice.name, choice.factor, length)
 
 
 @dataclass
-class TextSuite:
-    """What is asked of a model of text."""
+class Suite:
+    """What is asked of a model: of its text (None where it was not trained on any), and of tasks by name."""
 
     model: Transformer
-    tokens: TokenFile
-    tokenizer: Tokenizer
     asked: Asked
-    found: TokenSet
-    keys: list[np.ndarray]
-    needle: Needle | None
-    unspelled: str = ""  # why there is no needle
-    memo: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    losses: dict[Key, TextLoss] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, model: Transformer, tokens: TokenFile, tokenizer: Tokenizer, asked: Asked) -> TextSuite:
-        found = token_set(tokens, max(asked.lengths))
-        keys = [key_tokens(unit.ids, asked.trained) for unit in found.units]
-        needle, why = None, ""
-        try:
-            needle = Needle.of(tokenizer)
-        except DataError as error:
-            why = str(error)
-        return cls(model, tokens, tokenizer, asked, found, keys, needle, why)
+    text: TextPart | None
+    tasks: Mapping[str, Task]
+    memo: dict[Key, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
 
     def run(self, say: Say) -> dict[str, Any]:
-        """`long_context` of the report."""
-        cells: list[dict[str, Any]] = []
-        todo = [(length, choice) for length in self.asked.lengths for choice in self.asked.choices(length)]
+        """`long_context` of the report, without what its command adds."""
+        asked, cells, of_tasks = self.asked, list[dict[str, Any]](), list[dict[str, Any]]()
+        todo = [(length, choice) for length in asked.lengths for choice in asked.choices(length)]
         for done, (length, choice) in enumerate(todo):
-            named = choice.name if choice.factor is None else f"{choice.name} {choice.factor:g}"
-            say(f"{length:,} tokens, rope_scaling {named}", done / len(todo))
-            cells.append(self.cell(length, choice))
-        order = {name: i for i, name in enumerate(self.asked.scalings)}
+            say(f"{length:,} tokens, rope_scaling {choice}", done / len(todo))
+            text, tasks = self.figures(length, choice)
+            where = {"scaling": choice.name, "factor": choice.factor, "length": length}
+            if self.text is not None:
+                cells.append(where | text)
+            of_tasks += [{**cell, **where} for cell in tasks]
+        order = {name: i for i, name in enumerate(asked.scalings)}
+        names = list(self.tasks)
         cells.sort(key=lambda cell: order[cell["scaling"]])
+        of_tasks.sort(key=lambda cell: (names.index(cell["task"]), order[cell["scaling"]]))
         return {
-            "trained_length": self.asked.trained,
-            "original_length": self.asked.original,
-            "lengths": list(self.asked.lengths),
-            "scalings": list(self.asked.scalings),
-            "factors": None if self.asked.factors is None else list(self.asked.factors),
-            "left_out": list(self.asked.left_out),
-            "unit": self.found.kind,
-            "n_documents": len(self.found.units),
-            "tokens": self.found.n_targets,
-            "no_needle": self.unspelled or None,
+            "trained_length": asked.trained,
+            "original_length": asked.original,
+            "lengths": list(asked.lengths),
+            "scalings": list(asked.scalings),
+            "factors": None if asked.factors is None else list(asked.factors),
+            "left_out": list(asked.left_out),
+            **({} if self.text is None else self.text.about()),
             "cells": cells,
-            "tasks": [],
-            "summary": self.summary(cells),
+            "tasks": of_tasks,
+            "summary": self.summary(cells, of_tasks),
         }
 
-    # ------------------------------------------------------------ one cell
-
-    def cell(self, length: int, choice: Choice) -> dict[str, Any]:
-        """All figures of a length and a scaling. A scaling by 1 is plain RoPE, to the last bit: it is not computed
-        again."""
+    def figures(self, length: int, choice: Choice) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(of the text, of each task), with why they are not available."""
         key = key_of(choice, length)
         if key not in self.memo:
-            try:
-                with scaled(self.model, choice, self.asked.original):
-                    self.memo[key] = self.figures(length, choice)
-            except LmlabError as error:
-                self.memo[key] = {"not_available": error.message}
-        first = {"scaling": choice.name, "factor": choice.factor, "length": length, "not_available": None}
-        return first | self.memo[key]
+            with scaled(self.model, choice, self.asked.original):
+                self.memo[key] = self.of_text(key), self.of_tasks(length)
+        return self.memo[key]
 
-    def figures(self, length: int, choice: Choice) -> dict[str, Any]:
-        start = self.tokenizer.start
-        stride, trained = max(1, length // 2), self.asked.trained
-        loss = text_loss(self.model, self.found, self.keys, length=length, stride=stride, trained=trained)
-        self.losses[key_of(choice, length)] = loss
-        report = loss.figures(self.bytes_per_token())
-        short = self.shortest(choice)
-        gain = (None, None) if short is None else context_gain(short.sliding, loss.sliding)
-        report["context_gain"], report["context_gain_se"] = gain
-        report["copy"] = copies(self.model, self.found, start, length) if length >= LEAST_COPY else None
-        needle = self.needle
-        asked = needle is not None and length >= needle.least
-        report["needle"] = needles(self.model, needle, self.found, start, length) if needle and asked else []
-        return report
+    def of_text(self, key: Key) -> dict[str, Any]:
+        if self.text is None:
+            return {}
+        try:
+            return {"not_available": None} | self.text.figures(self.model, key, self.shortest(key))
+        except LmlabError as error:
+            return {"not_available": error.message}
 
-    def shortest(self, choice: Choice) -> TextLoss | None:
-        """The loss by the same scaling (and typed factor) at the shortest length, which is measured first."""
+    def shortest(self, key: Key) -> Key:
+        """Of the same scaling (and typed factor) at the shortest length, which is measured first."""
+        name, factor, _ = key
         at = min(self.asked.lengths)
-        same = [c for c in self.asked.choices(at) if c.name == choice.name]
-        own = next((c for c in same if self.asked.factors is None or c.factor == choice.factor), None)
-        return None if own is None else self.losses.get(key_of(own, at))
+        same = [c for c in self.asked.choices(at) if c.name == name]
+        own = next((c for c in same if self.asked.factors is None or c.factor == factor), Choice(NONE))
+        return key_of(own, at)
 
-    def bytes_per_token(self) -> float | None:
-        if not self.tokenizer.lossless:
-            return None
-        n = sum(int(self.tokenizer.token_bytes[unit.ids[1:]].sum()) for unit in self.found.units)
-        return n / self.found.n_targets or None
+    def of_tasks(self, length: int) -> list[dict[str, Any]]:
+        n = min(MOST_EXAMPLES, max(LEAST_EXAMPLES, TASK_TOKENS // length))
+        made = (task_cells(task, self.model, [length], TASK_DEPTHS, n, name=name) for name, task in self.tasks.items())
+        return [cell for one in made for cell in one]
 
-    def summary(self, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """How far each score holds, per scaling (with typed factors, per factor)."""
-        told = []
-        for what, score in (("needle", _needle_score), ("copy", _copy_score)):
-            by_choice: dict[tuple[str, float | None], dict[int, float]] = {}
-            for cell in cells:
-                value = score(cell)
-                if value is not None:
-                    factor = cell["factor"] if self.asked.factors else None
-                    by_choice.setdefault((cell["scaling"], factor), {})[cell["length"]] = value
-            for (scaling, factor), scores in by_choice.items():
-                chance = 1 / N_CANDIDATES if what == "needle" else None
-                own = {"what": what, "scaling": scaling, "factor": factor, "chance": chance}
-                told.append(own | score_summary(scores, self.asked.trained))
-        return told
+    # ------------------------------------------------------------ how far scores hold
 
-
-def _needle_score(cell: dict[str, Any]) -> float | None:
-    asked = cell.get("needle") or []
-    n = sum(one["n"] for one in asked)
-    return sum(one["correct"] for one in asked) / n if n else None
+    def summary(self, cells: Sequence[dict[str, Any]], tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Per score and scaling (with typed factors, per factor)."""
+        scores: dict[tuple[str, str, float | None], dict[int, tuple[int, int, float]]] = {}
+        for cell in (*cells, *tasks):
+            if cell["not_available"]:
+                continue
+            factor = cell["factor"] if self.asked.factors else None
+            for what, found in _scores(cell):
+                scores.setdefault((what, cell["scaling"], factor), {})[cell["length"]] = found
+        return [
+            {"what": what, "scaling": scaling, "factor": factor} | score_summary(found, self.asked.trained)
+            for (what, scaling, factor), found in scores.items()
+        ]
 
 
-def _copy_score(cell: dict[str, Any]) -> float | None:
-    found = cell.get("copy")
-    return found["accuracy"] if found else None
+def _scores(cell: dict[str, Any]) -> list[tuple[str, tuple[int, int, float]]]:
+    """(what, (right, asked, chance)) of a cell."""
+    if "task" in cell:
+        return [(cell["task"], (cell["correct"], cell["n"], cell["chance_exact"]))]
+    found = []
+    if cell["needle"]:
+        n, correct = (sum(one[key] for one in cell["needle"]) for key in ("n", "correct"))
+        found.append(("needle", (correct, n, cell["needle_chance"])))
+    if (copied := cell["copy"]) is not None:
+        found.append(("copy", (copied["correct"], copied["tokens"], copied["first_correct"] / copied["tokens"])))
+    return found

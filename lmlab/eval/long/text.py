@@ -60,14 +60,12 @@ def text_loss(
     U = len(found.units)
     apart, sliding, of_keys = Sums.of(U), Sums.of(U), Sums.of(U)
     positions = ByPosition(length, trained)
-    for rows in batches(found, length, length, batch_tokens):
-        nats_BT = token_nats(model, rows.tokens_BT, rows.targets_BT)[0].double().numpy()
-        for window, nats in zip(rows.windows, nats_BT, strict=True):
-            apart.add(window.unit, nats)
-            positions.add(nats)
     for rows in batches(found, length, stride, batch_tokens):
         nats_BT = token_nats(model, rows.tokens_BT, rows.targets_BT)[0].double().numpy()
         for window, nats in zip(rows.windows, nats_BT, strict=True):
+            if window.apart:
+                apart.add(window.unit, nats)
+                positions.add(nats)
             scored, end = nats[window.n - window.scored :], window.begin + window.n
             sliding.add(window.unit, scored)
             of_keys.add(window.unit, scored[keys[window.unit][end - window.scored : end]])

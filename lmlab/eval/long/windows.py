@@ -7,6 +7,7 @@ every target counts once: N tokens give N−1 of them for any W and stride.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,12 +46,14 @@ class TokenSet:
 
 @dataclass(frozen=True)
 class Window:
-    """Inputs ids[begin : begin + n] of a unit; the last `scored` of its n targets count."""
+    """Inputs ids[begin : begin + n] of a unit; the last `scored` of its n targets count. apart: all of them count in
+    the loss of windows that do not overlap, too."""
 
     unit: int
     begin: int
     n: int
     scored: int
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,20 @@ def windows(n_targets: int, length: int, stride: int, unit: int = 0) -> Iterator
             return
 
 
+def both(n_targets: int, length: int, stride: int, unit: int = 0) -> list[Window]:
+    """Those of this stride and those that do not overlap; a window that is both is one."""
+    found = {(w.begin, w.n): w for w in windows(n_targets, length, stride, unit)}
+    for w in windows(n_targets, length, length, unit):
+        sliding = found.get((w.begin, w.n), dataclasses.replace(w, scored=0))
+        found[w.begin, w.n] = dataclasses.replace(sliding, apart=True)
+    return sorted(found.values(), key=lambda w: w.begin)
+
+
 def batches(found: TokenSet, length: int, stride: int, batch_tokens: int = BATCH_TOKENS) -> Iterator[Rows]:
-    """All windows of a token set, those of equal length together, as many as `batch_tokens` hold (at least one)."""
+    """`both` of every unit, windows of equal length together, as many as `batch_tokens` hold (at least one)."""
     waiting: dict[int, list[Window]] = {}
     for u, unit in enumerate(found.units):
-        for window in windows(unit.n_targets, length, stride, u):
+        for window in both(unit.n_targets, length, stride, u):
             same = waiting.setdefault(window.n, [])
             same.append(window)
             if len(same) == max(1, batch_tokens // window.n):

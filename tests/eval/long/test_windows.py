@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmlab.data.tokens import TokenFile
-from lmlab.eval.long.windows import DOCUMENTS, STREAM, TokenSet, Unit, batches, token_set, windows
+from lmlab.eval.long.windows import DOCUMENTS, STREAM, TokenSet, Unit, batches, both, token_set, windows
 
 
 def file_of(path: Path, lengths: list[int], seed: int = 0) -> TokenFile:
@@ -34,6 +34,17 @@ def test_a_stride_of_the_window_does_not_overlap(n: int) -> None:
     assert [w.begin for w in found] == list(range(0, n, 32))
 
 
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 49, 64, 99, 128])
+@pytest.mark.parametrize("stride", [1, 8, 16, 31, 32])
+def test_one_pass_serves_both(n: int, stride: int) -> None:
+    found = both(n, 32, stride)
+    sliding = [(w.begin, w.n, w.scored) for w in found if w.scored]
+    assert sliding == [(w.begin, w.n, w.scored) for w in windows(n, 32, stride)]
+    assert [(w.begin, w.n) for w in found if w.apart] == [(w.begin, w.n) for w in windows(n, 32, 32)]
+    assert all(w.scored or w.apart for w in found)
+    assert len({(w.begin, w.n) for w in found}) == len(found)
+
+
 @pytest.mark.parametrize("stride", [0, 33])
 def test_a_stride_that_skips_targets_is_refused(stride: int) -> None:
     with pytest.raises(ValueError, match="leaves targets out"):
@@ -45,7 +56,7 @@ def test_batches_hold_every_window_once(batch_tokens: int) -> None:
     units = [Unit(0, np.arange(100)), Unit(1, np.arange(1000, 1071))]
     rows = list(batches(TokenSet(DOCUMENTS, units), 32, 8, batch_tokens))
     seen = [w for r in rows for w in r.windows]
-    wanted = [w for u, unit in enumerate(units) for w in windows(unit.n_targets, 32, 8, u)]
+    wanted = [w for u, unit in enumerate(units) for w in both(unit.n_targets, 32, 8, u)]
     assert sorted(seen, key=lambda w: (w.unit, w.begin)) == wanted
     for r in rows:
         assert r.tokens_BT.numel() <= max(batch_tokens, r.tokens_BT.shape[1])
