@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
-    from lmlab.data.tokens import TokenFile
+    from lmlab.data.source import Split
+    from lmlab.data.tasks.source import TaskSource
     from lmlab.model.transformer import Transformer
     from lmlab.runs.find import Found
 
@@ -97,6 +98,8 @@ def evaluate(
             say(to_json(report))
             continue
         say(_line(report))
+        for task in report.get("tasks", ()):
+            say(_task_line(task))
         if report["noncausal"]:
             say(not_causal(report["noncausal"]))
         if any(parse(key) for key in report):
@@ -160,19 +163,21 @@ def _evaluate_one(
         "bytes": loss.bytes,
         "loss": loss.nats_per_token,
         "perplexity": loss.perplexity,
-        "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
+        "bits_per_byte": loss.bits_per_byte if prepared.lossless else None,
         "noncausal": model.noncausal() or None,
     }
+    if prepared.tasks:
+        report["tasks"] = [_answers(model, name, task, split, own_run.rows) for name, task in prepared.tasks.items()]
     if model.routed:
         report |= routing.evaluated(split) | stable(own_run, model, tokens, split)
     if probe:
         report |= _probed(model, tokens, exp, start=tokenizer.start, device=own_run.device)
     if kinds:
-        caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
+        caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind), start=tokenizer.start)
         report |= {"seq_len": exp.model.seq_len, "caches": caches}
         report |= decoded(model, tokens, exp, start=tokenizer.start, token_bytes=token_bytes)
-    if not prepared.tokenizer.lossless:
-        screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
+    if not prepared.lossless:
+        screen.warn(f"bits per byte can't be told: {prepared.lossy_why}")
     if split == "test" and own:
         report["test_evaluations"] = manifest.get("test_evaluations", 0) + 1
         screen.note(f"test looked at {report['test_evaluations']} times")
@@ -180,16 +185,22 @@ def _evaluate_one(
     return report
 
 
-def _probed(
-    model: Transformer, tokens: TokenFile, exp: Experiment, *, start: int, device: torch.device
-) -> dict[str, Any]:
+def _answers(model: Transformer, name: str, task: TaskSource, split: str, rows: int) -> dict[str, Any]:
+    """Of one task of the split: its examples and answers, those that were right with their 95 % intervals, and what
+    guessing scores."""
+    from lmlab.eval.answers import answered
+
+    examples = getattr(task, split)
+    return {"task": name or task.spec.name, **answered(model, examples, rows=rows).told(examples.chance)}
+
+
+def _probed(model: Transformer, tokens: Split, exp: Experiment, *, start: int, device: torch.device) -> dict[str, Any]:
     """Probes of the first rows of the split, whole ones where it has any, and how many tokens they are."""
-    from lmlab.data.batches import eval_batches
     from lmlab.eval.probes import activations, as_row, probe_rows
 
     seq_len = exp.model.seq_len
-    rows = min(probe_rows(seq_len), max(1, (tokens.n_tokens - 1) // seq_len))
-    batch = next(iter(eval_batches(tokens, rows=rows, seq_len=seq_len, packing=exp.data.packing, start=start)))
+    rows = min(probe_rows(seq_len), max(1, tokens.n_targets // seq_len))
+    batch = next(iter(tokens.batches(rows=rows, seq_len=seq_len, packing=exp.data.packing, start=start)))
     return {"probe_tokens": rows * seq_len} | as_row(activations(model, batch.to(device)))
 
 
@@ -218,3 +229,13 @@ def _line(report: dict[str, Any]) -> str:
         figures.append(f"{report['bits_per_byte']:.4f} bits/byte")
     where = f"{report['data']} {report['split']}, {report['tokens']:,} tokens, {report['precision']}"
     return f"{report['run']}  step {report['step']}  {where}:  " + " · ".join(figures)
+
+
+def _task_line(task: dict[str, Any]) -> str:
+    """`  mqar: exact 93.0 % of 1,000 (91.2–94.4, chance 0.001) · token …`"""
+    words = []
+    for what, own in (("exact", "exact"), ("token", "token_accuracy")):
+        n = task["n" if what == "exact" else "token_n"]
+        share, low, high = task[own], task[f"{what}_low"], task[f"{what}_high"]
+        words.append(f"{what} {share:.1%} of {n:,} ({low:.1%} to {high:.1%}; chance {task[f'chance_{what}']:.2g})")
+    return f"  {task['task']}: " + " · ".join(words)
