@@ -13,7 +13,7 @@ from lmlab.runs.rundir import RunDir
 if TYPE_CHECKING:
     import torch
 
-    from lmlab.data.prepare import Prepared
+    from lmlab.data.source import Source
     from lmlab.data.tokenizer import Tokenizer
     from lmlab.model.transformer import Transformer
     from lmlab.runs.checkpoint import Checkpoint
@@ -88,16 +88,19 @@ def own_tokenizer(run: RunDir, exp: Experiment) -> Path | None:
     return None if exp.init.source is None else run.tokenizer_path
 
 
-def prepared(exp: Experiment, tokenizer: Path | None, progress: Callable[[str, float | None], None]) -> Prepared:
+def prepared(exp: Experiment, tokenizer: Path | None, progress: Callable[[str, float | None], None]) -> Source:
     """The experiment's data, by the tokenizer in that folder, or by the one that the experiment makes (None)."""
-    from lmlab.data.prepare import cache_dir, prepare
+    from lmlab.config.mixing import parts
+    from lmlab.data.prepare import cache_dir
+    from lmlab.data.source import Place, open_source
     from lmlab.data.tokenizer import Tokenizer
 
     trained = None if tokenizer is None else Tokenizer.load(tokenizer)
-    return prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache), progress=progress, trained=trained)
+    place = Place(cache_dir(exp.paths.cache), exp.model.seq_len, progress, trained=trained, parts=parts(exp.data))
+    return open_source(exp.data, exp.tokenizer, place)
 
 
-def refuse_other_data(run: RunDir, prepared: Prepared) -> None:
+def refuse_other_data(run: RunDir, prepared: Source) -> None:
     """Raises DataError when the run's corpus gives other tokens than it was trained on."""
     then = run.manifest().get("fingerprint")
     if prepared.fingerprint != then:

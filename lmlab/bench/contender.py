@@ -14,9 +14,10 @@ from lmlab.bench.breakdown import breakdown
 from lmlab.bench.limits import synchronize
 from lmlab.bench.shapes import Shape
 from lmlab.config.load import load
+from lmlab.config.mixing import parts
 from lmlab.config.tree import Experiment
-from lmlab.data.batches import TrainBatches
-from lmlab.data.prepare import Prepared, cache_dir, prepare
+from lmlab.data.prepare import cache_dir
+from lmlab.data.source import Batches, Place, Source, open_source
 from lmlab.kernels.resolve import Ops, resolve
 from lmlab.model.transformer import Transformer
 from lmlab.train.device import be_deterministic, compile_wanted, resolve_device, resolve_precision, resolve_residual
@@ -66,7 +67,7 @@ class Setting:
     """A composition and what it is trained on, here and now."""
 
     exp: Experiment
-    prepared: Prepared
+    prepared: Source
     device: torch.device
     dtype: torch.dtype
 
@@ -74,7 +75,8 @@ class Setting:
     def of(cls, words: list[str]) -> Setting:
         exp = load(words).experiment
         device = resolve_device(exp.device)
-        prepared = prepare(exp.data, exp.tokenizer, cache_dir(exp.paths.cache))
+        place = Place(cache_dir(exp.paths.cache), exp.model.seq_len, parts=parts(exp.data))
+        prepared = open_source(exp.data, exp.tokenizer, place)
         return cls(exp, prepared, device, resolve_precision(exp.train.precision, device))
 
     @property
@@ -170,13 +172,7 @@ def theirs(setting: Setting, net: nn.Module) -> Contender:
     return Contender(step, device, sum(p.numel() for p in net.parameters()), exp.train.batch_tokens)
 
 
-def _batches(setting: Setting) -> TrainBatches:
-    exp, prepared = setting.exp, setting.prepared
-    return TrainBatches(
-        prepared.train,
-        rows=setting.rows,
-        seq_len=exp.model.seq_len,
-        seed=exp.seeds()["data"],
-        packing="stream",
-        start=prepared.tokenizer.start,
-    )
+def _batches(setting: Setting) -> Batches:
+    exp = setting.exp
+    how = {"rows": setting.rows, "seq_len": exp.model.seq_len, "seed": exp.seeds()["data"]}
+    return setting.prepared.batches(**how, packing="stream")

@@ -31,7 +31,7 @@ def planned(experiment: Experiment, group: str) -> Any:
     """For sizes and lengths the plan, which `lmlab train --dry-run` prints; for all others what three steps come to."""
     if group in ("train", "model"):
         prepared: Any = SimpleNamespace(
-            tokenizer=SimpleNamespace(vocab_size=VOCAB), train=SimpleNamespace(n_tokens=10**6)
+            tokenizer=SimpleNamespace(vocab_size=VOCAB), epochs=lambda n_tokens: n_tokens / 10**6
         )
         shallow = given(experiment.model, n_layers=min(2, experiment.model.n_layers))
         kernels = on_cpu(experiment.kernels)

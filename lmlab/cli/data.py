@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from lmlab.data.prepare import Prepared
 
 EPILOG = (
     "Examples: lmlab data prepare data=pycode tokenizer=byte · lmlab data prepare data=text data.files=[books/*.txt]"
@@ -50,15 +53,28 @@ def prepare(
     """Prepare a corpus now; `lmlab train` does the same when it is needed."""
     from lmlab.cli.progress import Screen
     from lmlab.config.load import load
-    from lmlab.data import prepare as preparing
+    from lmlab.config.mixing import parts
+    from lmlab.data.prepare import cache_dir
+    from lmlab.data.source import Place, open_source
+    from lmlab.errors import ConfigError
     from lmlab.inherit import refuse_run
 
     refuse_run(overrides or [], "lmlab data prepare")
     exp = load(overrides or [], config_dir=config_dir).experiment
     with Screen().preparing() as progress:
-        done = preparing.prepare(
-            exp.data, exp.tokenizer, preparing.cache_dir(exp.paths.cache), progress=progress, force=force
+        mixture = parts(exp.data)
+        place = Place(cache_dir(exp.paths.cache), exp.model.seq_len, progress, force, parts=mixture)
+        corpora = open_source(exp.data, exp.tokenizer, place).corpora
+    if not corpora:
+        raise ConfigError(
+            f"`data={exp.data.name}` has nothing to prepare: its examples are drawn while a run trains",
+            f"lmlab train data={exp.data.name}",
         )
+    for done in corpora:
+        _print_prepared(done, as_json=as_json)
+
+
+def _print_prepared(done: Prepared, *, as_json: bool) -> None:
     folder = done.train.path.parent
     if as_json:
         typer.echo(json.dumps({**done.info, "folder": str(folder)}))

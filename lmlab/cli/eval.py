@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lmlab.cli.open_run import Opened
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
-    from lmlab.data.prepare import Prepared
-    from lmlab.data.tokens import TokenFile
+    from lmlab.data.source import Source, Split
+    from lmlab.data.tasks.source import TaskSource
     from lmlab.model.transformer import Transformer
     from lmlab.runs.find import Found
     from lmlab.runs.rundir import RunDir
@@ -48,7 +48,8 @@ def evaluate(
         Optional[str], typer.Option(metavar="val|test", help="which split (val); every look at test is counted")
     ] = None,
     tasks: Annotated[
-        Optional[str], typer.Option(metavar="lm_eval:NAME,…", help="tasks of lm_eval, by name or FILE.yaml, instead")
+        Optional[str],
+        typer.Option(metavar="NAMES", help="lm_eval:NAME or FILE.yaml instead; with --long-context: passkey, vt, …"),
     ] = None,
     limit: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="documents of each task at most")] = None,
     batch_size: Annotated[Optional[int], typer.Option(min=1, metavar="N", help="requests of tasks at once")] = None,
@@ -94,9 +95,12 @@ def evaluate(
     keys = [w for w in words if "=" in w]
     if split not in (None, *SPLITS):
         raise ConfigError(f"`--split` is {split}", "use val or test")
-    flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
-    others = {"--tasks": tasks is not None, "--probe": probe, "--cache": cache is not None}
-    long = LongFlags.of(long_context, lengths=lengths, scalings=rope_scaling, factors=factors, others=others)
+    others = {"--limit": limit is not None, "--batch-size": batch_size is not None, "--bos": bos is not None}
+    others |= {"--probe": probe, "--cache": cache is not None}
+    typed = dict(lengths=lengths, scalings=rope_scaling, factors=factors, tasks=tasks)
+    long = LongFlags.of(long_context, others=others, **typed)
+    of_tasks: dict[str, Any] = dict(limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
+    flags = None if long_context else TaskFlags.of(tasks, **of_tasks)
     may_set = MAY_SET if flags is None else OF_TASKS
     refuse_keys(keys, may_set, "evaluation")
     root = runs_root(keys)
@@ -125,6 +129,8 @@ def evaluate(
             say(to_json(report))
             continue
         say(_line(report))
+        for task in report.get("tasks", ()):
+            say(_task_line(task))
         if report["noncausal"]:
             say(not_causal(report["noncausal"]))
         if any(parse(key) for key in report):
@@ -200,19 +206,21 @@ def _evaluate_one(
         "bytes": loss.bytes,
         "loss": loss.nats_per_token,
         "perplexity": loss.perplexity,
-        "bits_per_byte": loss.bits_per_byte if prepared.tokenizer.lossless else None,
+        "bits_per_byte": loss.bits_per_byte if prepared.lossless else None,
         "noncausal": model.noncausal() or None,
     }
+    if prepared.tasks:
+        report["tasks"] = [_answers(model, name, task, split, own_run.rows) for name, task in prepared.tasks.items()]
     if model.routed:
         report |= routing.evaluated(split) | stable(own_run, model, tokens, split)
     if probe:
         report |= _probed(model, tokens, exp, start=tokenizer.start, device=own_run.device)
     if kinds:
-        caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind))
+        caches = compare(kinds, model, tokens, exp, lambda kind: loss_by(kind=kind), start=tokenizer.start)
         report |= {"seq_len": exp.model.seq_len, "caches": caches}
         report |= decoded(model, tokens, exp, start=tokenizer.start, token_bytes=token_bytes)
-    if not prepared.tokenizer.lossless:
-        screen.warn(f"bits per byte can't be told: {prepared.tokenizer.lossy_why}")
+    if not prepared.lossless:
+        screen.warn(f"bits per byte can't be told: {prepared.lossy_why}")
     _count_look(run, report, screen)
     record(run, report)
     return report
@@ -253,7 +261,7 @@ def _evaluate_long(
     return report
 
 
-def _prepared(opened: Opened, keys: list[str], screen: Screen) -> tuple[Prepared, bool]:
+def _prepared(opened: Opened, keys: list[str], screen: Screen) -> tuple[Source, bool]:
     """(the data, whether it is what the run was trained on). Other data may be typed, and an imported run has none of
     its own; else it must be what it was."""
     from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
@@ -275,16 +283,22 @@ def _count_look(run: RunDir, report: dict[str, Any], screen: Screen) -> None:
         screen.note(f"test looked at {report['test_evaluations']} times")
 
 
-def _probed(
-    model: Transformer, tokens: TokenFile, exp: Experiment, *, start: int, device: torch.device
-) -> dict[str, Any]:
+def _answers(model: Transformer, name: str, task: TaskSource, split: str, rows: int) -> dict[str, Any]:
+    """Of one task of the split: its examples and answers, those that were right with their 95 % intervals, and what
+    guessing scores."""
+    from lmlab.eval.answers import answered
+
+    examples = getattr(task, split)
+    return {"task": name or task.spec.name, **answered(model, examples, rows=rows).told(examples.chance)}
+
+
+def _probed(model: Transformer, tokens: Split, exp: Experiment, *, start: int, device: torch.device) -> dict[str, Any]:
     """Probes of the first rows of the split, whole ones where it has any, and how many tokens they are."""
-    from lmlab.data.batches import eval_batches
     from lmlab.eval.probes import activations, as_row, probe_rows
 
     seq_len = exp.model.seq_len
-    rows = min(probe_rows(seq_len), max(1, (tokens.n_tokens - 1) // seq_len))
-    batch = next(iter(eval_batches(tokens, rows=rows, seq_len=seq_len, packing=exp.data.packing, start=start)))
+    rows = min(probe_rows(seq_len), max(1, tokens.n_targets // seq_len))
+    batch = next(iter(tokens.batches(rows=rows, seq_len=seq_len, packing=exp.data.packing, start=start)))
     return {"probe_tokens": rows * seq_len} | as_row(activations(model, batch.to(device)))
 
 
@@ -313,3 +327,13 @@ def _line(report: dict[str, Any]) -> str:
         figures.append(f"{report['bits_per_byte']:.4f} bits/byte")
     where = f"{report['data']} {report['split']}, {report['tokens']:,} tokens, {report['precision']}"
     return f"{report['run']}  step {report['step']}  {where}:  " + " · ".join(figures)
+
+
+def _task_line(task: dict[str, Any]) -> str:
+    """`  mqar: exact 93.0 % of 1,000 (91.2–94.4, chance 0.001) · token …`"""
+    words = []
+    for what, own in (("exact", "exact"), ("token", "token_accuracy")):
+        n = task["n" if what == "exact" else "token_n"]
+        share, low, high = task[own], task[f"{what}_low"], task[f"{what}_high"]
+        words.append(f"{what} {share:.1%} of {n:,} ({low:.1%} to {high:.1%}; chance {task[f'chance_{what}']:.2g})")
+    return f"  {task['task']}: " + " · ".join(words)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from lmlab.config.tree import Experiment
-    from lmlab.data.tokens import TokenFile
+    from lmlab.data.source import Split
     from lmlab.eval.loss import LossSum
     from lmlab.model.cache import CacheKind
     from lmlab.model.transformer import Transformer
@@ -43,17 +43,20 @@ def read_kinds(text: str, exp: Experiment) -> list[CacheKind]:
 def compare(
     kinds: list[CacheKind],
     model: Transformer,
-    tokens: TokenFile,
+    tokens: Split,
     exp: Experiment,
     loss_with: Callable[[CacheKind], LossSum],
+    *,
+    start: int,
 ) -> list[dict[str, Any]]:
     """For each kind its loss, the bytes that a row of model.seq_len tokens keeps, and the rate of decoding the second
     half of such a row."""
     from lmlab.eval.caches import decode_rates
 
-    T = min(exp.model.seq_len, tokens.n_tokens)
+    T = min(exp.model.seq_len, tokens.n_targets + 1)
     half = max(1, T // 2)
-    prompt = tokens.tokens[:half].tolist()
+    first = next(iter(tokens.batches(rows=1, seq_len=exp.model.seq_len, packing=exp.data.packing, start=start)))
+    prompt = first.tokens_BT[0, :half].tolist()
     rates = decode_rates(model, prompt, max(2, T - half), kinds)
     found = []
     for kind, (rate, n_bytes) in zip(kinds, rates, strict=True):
@@ -65,11 +68,10 @@ def compare(
 
 
 def decoded(
-    model: Transformer, tokens: TokenFile, exp: Experiment, *, start: int, token_bytes: torch.Tensor
+    model: Transformer, tokens: Split, exp: Experiment, *, start: int, token_bytes: torch.Tensor
 ) -> dict[str, Any]:
     """Of a model that says that decoding is not the same as the whole row: how much the first rows' loss differs when
     their tokens go in one by one, by a cache that drops nothing, whatever else each kind costs. Empty for others."""
-    from lmlab.data.batches import eval_batches
     from lmlab.eval.caches import DECODED_TOKENS, token_by_token
     from lmlab.eval.loss import evaluate, total
     from lmlab.generate.cache_kinds import cache_kind
@@ -78,9 +80,9 @@ def decoded(
     if why is None:
         return {}
     T = exp.model.seq_len
-    rows = max(1, min(DECODED_TOKENS, tokens.n_tokens - 1) // T)
+    rows = max(1, min(DECODED_TOKENS, tokens.n_targets) // T)
     cut = dict(rows=rows, seq_len=T, packing=exp.data.packing, start=start, max_tokens=rows * T)
-    batches = list(eval_batches(tokens, **cut))  # type: ignore[arg-type]
+    batches = list(tokens.batches(**cut))  # type: ignore[arg-type]
     whole = total(evaluate(model, batches, token_bytes))
     one_by_one = token_by_token(model, batches, token_bytes, kind=cache_kind("full"))
     told = {"tokens": whole.tokens, "why": why}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmlab.cli.open_run import Opened
     from lmlab.cli.progress import Screen
-    from lmlab.data.prepare import Prepared
+    from lmlab.data.source import Source
+    from lmlab.data.tasks.base import Task
     from lmlab.data.tokens import TokenFile
     from lmlab.eval.long.suite import Asked
     from lmlab.model.transformer import Transformer
@@ -28,6 +29,7 @@ class LongFlags:
     lengths: tuple[int, ...] | None
     scalings: tuple[str, ...] | None
     factors: tuple[float, ...] | None
+    tasks: tuple[str, ...] | None
 
     @classmethod
     def of(
@@ -37,6 +39,7 @@ class LongFlags:
         lengths: str | None,
         scalings: str | None,
         factors: str | None,
+        tasks: str | None,
         others: dict[str, bool],
     ) -> LongFlags | None:
         """None without --long-context. Raises ConfigError for flags that would have nothing to act on, and for values
@@ -52,7 +55,7 @@ class LongFlags:
         for flag, given in others.items():
             if given:
                 raise ConfigError(f"`{flag}` and `--long-context` are two evaluations", "give them one after the other")
-        return cls(_lengths(lengths), _scalings(scalings), _factors(factors))
+        return cls(_lengths(lengths), _scalings(scalings), _factors(factors), _tasks(tasks))
 
 
 def _lengths(text: str | None) -> tuple[int, ...] | None:
@@ -92,6 +95,27 @@ def _scalings(text: str | None) -> tuple[str, ...] | None:
     return tuple(found)
 
 
+def _tasks(text: str | None) -> tuple[str, ...] | None:
+    from lmlab.data.spec import TaskSpec
+    from lmlab.errors import ConfigError
+    from lmlab.registry import OPTIONS
+
+    if text is None:
+        return None
+    known = [name for name, spec in OPTIONS["data"].items() if issubclass(spec, TaskSpec)]
+    found = [word.strip() for word in text.split(",")]
+    for name in found:
+        if name.startswith("lm_eval:"):
+            raise ConfigError(
+                f"`--tasks` {name} and `--long-context` are two evaluations", "give them one after the other"
+            )
+        if name not in known:
+            raise ConfigError(f"`--tasks` {name or text} is no task", f"choose from {', '.join(known)}")
+    if len(set(found)) < len(found):
+        raise ConfigError(f"`--tasks` {text} names a task twice", "name each once")
+    return tuple(found)
+
+
 def _factors(text: str | None) -> tuple[float, ...] | None:
     from lmlab.errors import ConfigError
 
@@ -115,8 +139,30 @@ def _factors(text: str | None) -> tuple[float, ...] | None:
 # ---------------------------------------------------------------- what is asked of this run
 
 
-def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, tokens: TokenFile) -> Asked:
-    """Raises Errors for what was typed and can't be measured; defaults that can't are left out, with why."""
+def tasks_of(flags: LongFlags, source: Source, own: Opened) -> dict[str, Task]:
+    """Those that were typed, else those the run was trained on, by name. Raises ConfigError, DataError for what can't
+    be asked of this run."""
+    from lmlab.errors import ConfigError
+    from lmlab.registry import OPTIONS, make
+
+    trained = {name or one.spec.name: one for name, one in source.tasks.items()}
+    if flags.tasks is None:
+        return {name: one.task for name, one in trained.items()}
+    found: dict[str, Task] = {}
+    for name in flags.tasks:
+        spec: Any = trained[name].spec if name in trained else OPTIONS["data"][name]()
+        if name not in trained and not spec.text:
+            raise ConfigError(
+                f"`--tasks` {name} has ids of its own, and {own.run.name} was not trained on it",
+                f"ask a run of data={name}; tasks in text can be asked of any run of text",
+            )
+        found[name] = make(spec, own.tokenizer)
+    return found
+
+
+def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, tokens: TokenFile | None) -> Asked:
+    """Raises Errors for what was typed and can't be measured; defaults that can't are left out, with why. tokens: of
+    the text, None where the run was trained on none."""
     from lmlab.errors import ConfigError, raise_all
     from lmlab.eval.long.scaled import NAMES, NONE, OWN
     from lmlab.eval.long.suite import Asked, default_lengths
@@ -154,14 +200,14 @@ def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, to
     return Asked(trained, original, lengths, scalings, flags.factors, tuple(left_out))
 
 
-def cant(model: Transformer, own: Opened, length: int, tokens: TokenFile) -> tuple[str, str] | None:
+def cant(model: Transformer, own: Opened, length: int, tokens: TokenFile | None) -> tuple[str, str] | None:
     """Why no window of this length can be read, and what to do about it."""
     from lmlab.cost.cache import cache_bytes
     from lmlab.eval.long.memory import window_bytes
     from lmlab.runs.machine import gib
     from lmlab.train.memory import free_bytes
 
-    if length >= tokens.n_tokens:
+    if tokens is not None and length >= tokens.n_tokens:
         most = tokens.n_tokens - 1
         return f"the split has {tokens.n_tokens:,} tokens", f"--lengths of at most {most}, or data=… with more text"
     free = USABLE_FRAC * free_bytes(own.device)
@@ -175,27 +221,28 @@ def cant(model: Transformer, own: Opened, length: int, tokens: TokenFile) -> tup
 
 
 def evaluate_long(
-    found: Found,
-    own: Opened,
-    prepared: Prepared,
-    split: str,
-    flags: LongFlags,
-    screen: Screen,
+    found: Found, own: Opened, source: Source, split: str, flags: LongFlags, screen: Screen
 ) -> dict[str, Any]:
     """`long_context` of the report, measured."""
+    import numpy as np
+
     from lmlab.eval.long.suite import Suite
     from lmlab.eval.long.textual import TextPart
 
-    model, tokens = own.model(), getattr(prepared, split)
+    model, tasks = own.model(), tasks_of(flags, source, own)
+    tokens: TokenFile | None = getattr(source.corpora[0], split) if source.corpora else None
     asked = asked_of(found, own, model, flags, tokens)
     for one in asked.left_out:
         screen.note(f"left out: {one['length']:,} tokens: {one['why']}")
-    text = TextPart.make(tokens, own.tokenizer, longest=max(asked.lengths), trained=asked.trained)
-    if text.unspelled:
-        screen.note(f"left out: {text.unspelled}")
+    text = None
+    if tokens is not None:
+        text = TextPart.make(tokens, own.tokenizer, longest=max(asked.lengths), trained=asked.trained)
+        if text.unspelled:
+            screen.note(f"left out: {text.unspelled}")
+    ids = np.zeros(1, dtype=np.int64) if text is None else text.found.units[0].ids
     with screen.preparing() as progress:
-        report = Suite(model, asked, text, {}).run(progress)
-        report["memory"] = [memory_of(model, text.found.units[0].ids, length, progress) for length in asked.lengths]
+        report = Suite(model, asked, text, tasks).run(progress)
+        report["memory"] = [memory_of(model, ids, length, progress) for length in asked.lengths]
     report["trained_scaling"] = _said(own.exp.rope_scaling)
     return report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,36 @@ def print_long(report: dict[str, Any]) -> None:
     say(_first_line(report, long))
     lengths, trained = long["lengths"], long["trained_length"]
     head = ["", "rope_scaling", *(f"{n:,}{'*' if n == trained else ''}" for n in lengths)]
-    rows = []
-    for title, figure in FIGURES:
-        for n, (name, cells) in enumerate(by_scaling(long)):
-            shown = [_shown(cells.get(length), figure) for length in lengths]
-            rows.append([title if n == 0 else "", name, *shown])
+    rows = _rows(long["cells"], lengths, FIGURES, long) if long["cells"] else []
+    for name in dict.fromkeys(cell["task"] for cell in long["tasks"]):
+        own = [cell for cell in long["tasks"] if cell["task"] == name]
+        rows += _rows(own, lengths, [(f"{name}{title}", figure) for title, figure in OF_TASKS], long)
     print_table(head, rows)
-    say(f"* the trained length · sliding windows advance by half · ± standard error over {_units(long)}")
-    for why in dict.fromkeys(c["not_available"] for c in long["cells"] if c["not_available"]):
+    marks = ["* the trained length"]
+    if long["cells"]:
+        marks += ["sliding windows advance by half", f"± standard error over {_units(long)}"]
+    say(" · ".join(marks))
+    for why in dict.fromkeys(c["not_available"] for c in (*long["cells"], *long["tasks"]) if c["not_available"]):
         say(f"not available: {why}")
     print_positions(long)
     print_summary(long)
     print_memory(long)
 
 
+def _rows(
+    cells: list[dict[str, Any]], lengths: list[int], figures: Sequence[tuple[str, Figure]], long: dict[str, Any]
+) -> list[list[str]]:
+    rows = []
+    for title, figure in figures:
+        for n, (name, found) in enumerate(by_scaling(cells, long)):
+            rows.append([title if n == 0 else "", name, *(_shown(found.get(length), figure) for length in lengths)])
+    return rows
+
+
 def _first_line(report: dict[str, Any], long: dict[str, Any]) -> str:
-    where = f"{report['data']} {report['split']}, {long['tokens']:,} tokens of {_units(long)}, {report['precision']}"
     tuned = "" if long["trained_scaling"] == "none" else f", with rope_scaling {long['trained_scaling']}"
+    tokens = f", {long['tokens']:,} tokens of {_units(long)}" if long["cells"] else ""
+    where = f"{report['data']} {report['split']}{tokens}, {report['precision']}"
     return f"{report['run']}  step {report['step']}  trained at {long['trained_length']:,} tokens{tuned}  {where}"
 
 
@@ -48,16 +61,12 @@ def _units(long: dict[str, Any]) -> str:
     return f"{n} {many}"
 
 
-def by_scaling(long: dict[str, Any]) -> list[tuple[str, dict[int, dict[str, Any]]]]:
+def by_scaling(cells: list[dict[str, Any]], long: dict[str, Any]) -> list[tuple[str, dict[int, dict[str, Any]]]]:
     """(name, {length: cell}) in order; where factors were typed a scaling has one such row per factor."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    factors: dict[str, set[float]] = {}
-    for cell in long["cells"]:
-        factors.setdefault(cell["scaling"], set()).add(cell["factor"])
-    typed = long.get("factors") is not None
-    for cell in long["cells"]:
-        name = cell["scaling"]
-        name += f" {cell['factor']:g}" if typed and cell["factor"] is not None else ""
+    for cell in cells:
+        typed = long["factors"] is not None and cell["factor"] is not None
+        name = f"{cell['scaling']} {cell['factor']:g}" if typed else cell["scaling"]
         found.setdefault(name, {})[cell["length"]] = cell
     return list(found.items())
 
@@ -91,6 +100,14 @@ FIGURES: tuple[tuple[str, Figure], ...] = (
 )
 
 
+OF_TASKS: tuple[tuple[str, Figure], ...] = (
+    (", examples right", lambda c: f"{c['correct']}/{c['n']} ({c['exact_low']:.0%}–{c['exact_high']:.0%})"),
+    (", chance", lambda c: f"{c['chance_exact']:.2g}"),
+    (", answer tokens right", lambda c: f"{c['token_accuracy']:.1%}"),
+    (", nats per answer token", lambda c: f"{c['loss']:.3f}"),
+)
+
+
 def print_positions(long: dict[str, Any]) -> None:
     """nats/token by position at the longest length that any scaling has."""
     from lmlab.cli.progress import say
@@ -100,7 +117,9 @@ def print_positions(long: dict[str, Any]) -> None:
     if not having:
         return
     last = max(having)
-    columns = [(name, cells[last]) for name, cells in by_scaling(long) if not cells[last]["not_available"]]
+    columns = [
+        (name, cells[last]) for name, cells in by_scaling(long["cells"], long) if not cells[last]["not_available"]
+    ]
     say(f"nats/token by position in windows of {last:,}")
     rows = []
     for n, bucket in enumerate(columns[0][1]["buckets"]):
@@ -162,19 +181,33 @@ def draw_long(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     long = report["long_context"]
+    shown = [*by_scaling(long["cells"], long)] or [
+        (f"{task} {name}".strip(), cells)
+        for task in dict.fromkeys(cell["task"] for cell in long["tasks"])
+        for name, cells in by_scaling([c for c in long["tasks"] if c["task"] == task], long)
+    ]
     with matplotlib.rc_context({"svg.hashsalt": "lmlab", "svg.fonttype": "none", "font.size": 9.0}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
-        for n, (name, cells) in enumerate(by_scaling(long)):
+        figure, found = pyplot.subplots(1, 2 if long["cells"] else 1, figsize=(9.6, 3.6), layout="constrained")
+        left, *right = found if long["cells"] else [found]
+        for n, (name, cells) in enumerate(shown):
             had = {length: cell for length, cell in sorted(cells.items()) if not cell["not_available"]}
             if not had:
                 continue
             how: dict[str, Any] = {"label": name, "color": LIGHT[n % len(LIGHT)], "marker": MARKS[n % len(MARKS)]}
+            how |= {"markersize": 4}
+            if not long["cells"]:
+                left.plot(list(had), [cell["exact"] for cell in had.values()], **how)
+                continue
             left.plot(list(had), [cell["perplexity"] for cell in had.values()], **how)
             buckets = had[max(had)]["buckets"]
-            right.plot([(b["from"] + b["to"]) / 2 for b in buckets], [b["nats"] / b["tokens"] for b in buckets], **how)
-        left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log")
-        right.set(xlabel=f"position in windows of {max(long['lengths']):,}", ylabel="nats/token")
-        for axes in (left, right):
+            right[0].plot(
+                [(b["from"] + b["to"]) / 2 for b in buckets], [b["nats"] / b["tokens"] for b in buckets], **how
+            )
+        left.set(xlabel="tokens in a row", ylabel="examples right", ylim=(-0.02, 1.02))
+        if long["cells"]:
+            left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log", ylim=(None, None))
+            right[0].set(xlabel=f"position in windows of {max(long['lengths']):,}", ylabel="nats/token")
+        for axes in (left, *right):
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.axvline(long["trained_length"], color="#8a8a8a", linewidth=1, linestyle=":")

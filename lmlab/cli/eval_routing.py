@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmlab.cli.open_run import Opened
-    from lmlab.data.tokens import TokenFile
+    from lmlab.data.source import Split
     from lmlab.model.transformer import Transformer
 
 
-def stable(opened: Opened, model: Transformer, tokens: TokenFile, split: str) -> dict[str, Any]:
+def stable(opened: Opened, model: Transformer, tokens: Split, split: str) -> dict[str, Any]:
     """The stability of each layer, and against which step on how many tokens; or why there is none."""
-    from lmlab.data.batches import eval_batches
     from lmlab.errors import RunError
     from lmlab.eval.routing import choices, stability
     from lmlab.opened import computed_model
@@ -32,11 +31,11 @@ def stable(opened: Opened, model: Transformer, tokens: TokenFile, split: str) ->
     except RunError as error:
         return {"stability_why": error.message}
     cut = dict(rows=opened.rows, seq_len=exp.model.seq_len, packing=exp.data.packing)
-    batches = list(eval_batches(tokens, **cut, start=opened.tokenizer.start, max_tokens=STABLE_TOKENS))  # type: ignore[arg-type]
+    batches = list(tokens.batches(**cut, start=opened.tokenizer.start, max_tokens=STABLE_TOKENS))  # type: ignore[arg-type]
     now = choices(model, batches)
     theirs = computed_model(exp, earlier, opened.tokenizer, device=opened.device, dtype=opened.dtype)
     before = choices(theirs, batches)
-    n_tokens = sum(int((batch.weights_BT > 0).sum()) for batch in batches)
+    n_tokens = sum(int(batch.present().sum()) for batch in batches)
     return {"stability_from_step": earlier.step, "stability_tokens": n_tokens} | stability(before, now, split)
 
 

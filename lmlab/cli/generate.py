@@ -71,7 +71,9 @@ def generate(
         raise ConfigError(f"this model is not causal: {model.noncausal()}", "--allow-noncausal generates all the same")
     # a prompt is begun as documents are; one of an import whose tokenizer has no start token is left as it is, as
     # transformers does
-    starts = [tokenizer.encode_prompt(t) if imported else [tokenizer.start, *tokenizer.encode(t)] for t in texts]
+    starts = [tokenizer.encode_prompt(t) if imported else [*tokenizer.opening, *tokenizer.encode(t)] for t in texts]
+    if not all(starts):
+        raise ConfigError("a prompt is empty, and this model knows no start of a text", 'give ids: --prompt "3 17 5"')
     batch, longest = len(texts) * samples, max(len(ids) for ids in starts)
     _refuse_too_long(model, exp, longest + max_new, max_new, batch, kind, screen)
     if kind is not None:

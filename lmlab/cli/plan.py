@@ -14,7 +14,7 @@ from lmlab.cli.run_one import Share
 from lmlab.config.load import Start
 from lmlab.config.tree import Experiment
 from lmlab.cost.flops import active_parameters, flops_per_token, palm_flops_per_token
-from lmlab.data.prepare import Prepared
+from lmlab.data.source import Source
 from lmlab.errors import ConfigError
 from lmlab.kernels.resolve import Ops, resolve, why_not
 from lmlab.model.transformer import Transformer
@@ -33,7 +33,7 @@ STEP_OVER_GRADIENT = 1.08  # a whole step over its gradients: optimizer, twin, b
 @dataclass
 class Plan:
     exp: Experiment
-    prepared: Prepared
+    prepared: Source
     device: torch.device
     dtype: torch.dtype
     ops: Ops
@@ -57,8 +57,8 @@ class Plan:
 
     @property
     def epochs(self) -> float:
-        """How often the run reads the train split; 0 until the steps are known."""
-        return (self.steps or 0) * self.exp.train.batch_tokens / self.prepared.train.n_tokens
+        """How often the run reads what there is; 0 until the steps are known."""
+        return self.prepared.epochs((self.steps or 0) * self.exp.train.batch_tokens)
 
     def evaluate_every(self, steps: int) -> int:
         """Steps between evaluations of a run of `steps`: what was asked, or a quarter of it."""
@@ -97,7 +97,7 @@ class Plan:
 
 def make(
     exp: Experiment,
-    prepared: Prepared,
+    prepared: Source,
     recorded: Mapping[str, Any] | None = None,
     share: Share | None = None,
     start: Start | None = None,
@@ -153,7 +153,7 @@ def check_kernels(exp: Experiment) -> None:
         raise error
 
 
-def rows_of(prepared: Prepared, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:
+def rows_of(prepared: Source, recorded: Mapping[str, Any], source: Mapping[str, torch.Tensor] | None) -> int:
     """A row per id, or those of the weights it starts from, which may be more."""
     if source is not None:
         return len(source[starting.EMBEDDING])
@@ -229,7 +229,7 @@ def measure(plan: Plan, trainer: Trainer) -> Pace:
 
 def run_s(plan: Plan, pace: Pace, steps: int, done: int = 0) -> float:
     """Estimated seconds of a run of `steps` from step `done` to its end, evaluations included."""
-    every, val, test = plan.evaluate_every(steps), plan.prepared.val.n_tokens, plan.prepared.test.n_tokens
+    every, val, test = plan.evaluate_every(steps), plan.prepared.val.n_targets, plan.prepared.test.n_targets
     looks = steps // every - done // every
     part = min(plan.exp.train.eval_tokens or val, val)
     tokens = looks * part + 2 * val + test  # at the end: all of val, of the best checkpoint too, and test

@@ -17,7 +17,8 @@ from lmlab.compat.model import remarks
 from lmlab.config.identity import changes, code_hash, config_hash, slug, to_dict
 from lmlab.config.load import Loaded, Start
 from lmlab.config.tree import Experiment
-from lmlab.data.prepare import Prepared, cache_dir
+from lmlab.data.prepare import cache_dir
+from lmlab.data.source import Source
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, LmlabError, RunError, TrainingFailed, in_one_line
 from lmlab.opened import own_tokenizer
 from lmlab.opened import prepared as prepared_by
@@ -32,6 +33,8 @@ RESULT_COLUMNS = (
     ("val/bits_per_byte", "val", "bits/byte"),
     ("val/loss", "val", "nats/token"),
     ("test/bits_per_byte", "test", "bits/byte"),
+    ("val/token_accuracy", "val", "of the answers right"),
+    ("test/token_accuracy", "test", "of the answers right"),
 )
 
 
@@ -128,7 +131,7 @@ def run_path(exp: Experiment) -> Path:
     return run_directory(Path(exp.paths.runs).expanduser(), config_hash(exp), exp.name or slug(exp))
 
 
-def changed_since(run: RunDir, loaded: Loaded, prepared: Prepared) -> list[str]:
+def changed_since(run: RunDir, loaded: Loaded, prepared: Source) -> list[str]:
     """Which of code and data are not what the run in the directory was made by; empty when there is no run."""
     manifest = run.manifest() if run.exists() else {}
     now = {"code": ("code_hash", code_hash(loaded.used_plugins())), "data": ("fingerprint", prepared.fingerprint)}
@@ -137,7 +140,7 @@ def changed_since(run: RunDir, loaded: Loaded, prepared: Prepared) -> list[str]:
     return [what for what, (key, value) in now.items() if manifest.get(key) != value]
 
 
-def refuse_stale(run: RunDir, loaded: Loaded, prepared: Prepared) -> None:
+def refuse_stale(run: RunDir, loaded: Loaded, prepared: Source) -> None:
     """`--resume` goes on with the run it names or not at all. Raises RunError."""
     if changed := changed_since(run, loaded, prepared):
         raise RunError(
@@ -157,7 +160,7 @@ def refuse_restart(run: RunDir, loaded: Loaded) -> None:
         )
 
 
-def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> Result | None:
+def already_ended(path: Path, loaded: Loaded, prepared: Source, flags: Flags, screen: Screen) -> Result | None:
     """The result of a finished or diverged run that need not be trained again; None when there is something to do."""
     run = RunDir(path)
     if flags.force:  # also a run whose files can't be read any more
@@ -172,7 +175,7 @@ def already_ended(path: Path, loaded: Loaded, prepared: Prepared, flags: Flags, 
     return Result(state, path, manifest.get("result", {}), EXIT_DONE if state == "finished" else EXIT_FAILED)
 
 
-def clear(run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen) -> None:
+def clear(run: RunDir, loaded: Loaded, prepared: Source, flags: Flags, screen: Screen) -> None:
     """Make the claimed directory ready: set a forced or stale run aside, write what a fresh one starts with. Raises
     RunError, with nothing moved, when what it starts from is not at hand."""
     what = "" if flags.force else " and ".join(changed_since(run, loaded, prepared))
@@ -209,7 +212,7 @@ def describe(screen: Screen, plan: Plan, path: Path, time: str, start: Start | N
         *(lines(start, plan.taken) if start is not None and plan.taken else []),
         ("model", f"{count(n)} parameters{active_of(n, plan.n_active)} ({without}) · {flops}"),
         *([("experts", experts_line(plan))] if plan.skeleton.routed else []),
-        ("data", f"{exp.data.name} · {prepared.train.n_tokens:,} tokens · {exp.tokenizer.name} {vocab_size:,}"),
+        ("data", f"{exp.data.name} · {prepared.said()} · {exp.tokenizer.name} {vocab_size:,}"),
         ("steps", steps_line(plan)),
         ("memory", f"{gib(needs.needed_bytes)} of {gib(needs.free_bytes)} free · micro-batches {micro}"),
         ("kernels", f"{plan.machine()} · {plan.ops.said} · attention: {plan.kernels()['attention']}"),
@@ -236,12 +239,14 @@ def experts_line(plan: Plan) -> str:
 
 
 def steps_line(plan: Plan) -> str:
-    """`300 × 4,096 tokens = 1.23M (0.47 epochs)`, or the minutes when the rate is not measured yet."""
+    """`300 × 4,096 tokens = 1.23M (0.47 epochs)`, without epochs where every row is new; the minutes when the rate is
+    not measured yet."""
     train = plan.exp.train
     if plan.steps is None:
         return f"as many as fit into {train.max_minutes:g} minutes"
     tokens = count(plan.steps * train.batch_tokens)
-    return f"{plan.steps:,} × {train.batch_tokens:,} tokens = {tokens} ({plan.epochs:.2f} epochs)"
+    epochs = f" ({plan.epochs:.2f} epochs)" if plan.epochs else ""
+    return f"{plan.steps:,} × {train.batch_tokens:,} tokens = {tokens}{epochs}"
 
 
 def explained(error: BaseException) -> BaseException:

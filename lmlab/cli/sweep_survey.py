@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmlab.cli.run_one import Share, tokenizer_of
-from lmlab.data.prepare import Prepared, cache_dir
+from lmlab.data.prepare import cache_dir
+from lmlab.data.source import Source
 from lmlab.errors import LmlabError, raise_all
 from lmlab.opened import prepared as prepared_by
 from lmlab.sweep.members import Member, compose, named
@@ -51,7 +52,7 @@ def survey(
     from lmlab.cli import plan as planning
 
     members, _ = compose(space.of_one_seed(), config_dir=config_dir)
-    data: dict[str, Prepared] = {}
+    data: dict[str, Source] = {}
     plans: dict[str, Plan] = {}
     wrong: list[tuple[str, LmlabError]] = []
     for member in members:
@@ -72,10 +73,10 @@ def survey(
     return {arm: _told(plan, _pace(arm, plan, plans, known)) for arm, plan in plans.items()}
 
 
-def prepared_for(member: Member, known: dict[str, Prepared], progress: Any = None) -> Prepared:
-    """The data of a member, prepared once per corpus and tokenizer."""
+def prepared_for(member: Member, known: dict[str, Source], progress: Any = None) -> Source:
+    """The data of a member, prepared once per corpus and tokenizer, and per length of a row, which tasks depend on."""
     exp, tokenizer = member.loaded.experiment, tokenizer_of(member.loaded)
-    key = repr((exp.data, exp.tokenizer, exp.paths.cache, tokenizer))
+    key = repr((exp.data, exp.tokenizer, exp.model.seq_len, exp.paths.cache, tokenizer))
     if key not in known:
         known[key] = prepared_by(exp, tokenizer, progress or (lambda what, share: None))
     return known[key]
@@ -117,7 +118,7 @@ def _told(plan: Plan, pace: Pace | None) -> ArmPlan:
         flops_per_token=plan.flops_per_token,
         steps=plan.steps,
         tokens=None if plan.steps is None else plan.steps * train.batch_tokens,
-        epochs=(steps or 0) * train.batch_tokens / plan.prepared.train.n_tokens,
+        epochs=plan.prepared.epochs((steps or 0) * train.batch_tokens),
         needed_bytes=plan.memory.needed_bytes,
         free_bytes=plan.memory.free_bytes,
         micro_rows=plan.memory.micro_rows,

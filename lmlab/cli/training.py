@@ -18,7 +18,8 @@ from lmlab.cli.run_one import Flags, Result, describe
 from lmlab.config.identity import changes, code_hash, config_hash, to_dict
 from lmlab.config.load import Loaded, Start
 from lmlab.config.tree import Experiment
-from lmlab.data.prepare import Prepared, cache_dir
+from lmlab.data.prepare import cache_dir
+from lmlab.data.source import Source
 from lmlab.errors import EXIT_DONE, EXIT_FAILED, RunError
 from lmlab.eval.loss import LossSum
 from lmlab.eval.probes import StepProbe
@@ -66,7 +67,7 @@ def intervals(plan: Plan, stop_at: int | None) -> Intervals:
 
 
 def train_claimed(
-    run: RunDir, loaded: Loaded, prepared: Prepared, flags: Flags, screen: Screen, command: list[str]
+    run: RunDir, loaded: Loaded, prepared: Source, flags: Flags, screen: Screen, command: list[str]
 ) -> Result:
     exp = loaded.experiment
     malloc = flags.tune_malloc and machine.tune_malloc()
@@ -243,7 +244,7 @@ class Recorder:
     def evaluate(self, state: State, *, final: bool) -> dict[str, Any]:
         """val on the first train.eval_tokens; at the end on all of val, on test once, and the best checkpoint's val."""
         trainer, prepared, train = self.trainer, self.plan.prepared, self.plan.exp.train
-        lossless = prepared.tokenizer.lossless
+        lossless = prepared.lossless
         routing = Routing()
         part = trainer.loss_on(prepared.val, train.eval_tokens, routing)
         row: dict[str, Any] = metrics_of("val", part, lossless=lossless) | {"val/tokens": part.tokens}
@@ -253,7 +254,7 @@ class Recorder:
             state.best_loss, state.best_step, state.best_tokens = part.nats_per_token, state.step, part.tokens
         if final:
             whole = part
-            if part.tokens < prepared.val.n_tokens - 1:
+            if part.tokens < prepared.val.n_targets:
                 row = metrics_of("part/val", part, lossless=lossless)  # what the earlier evaluations are compared with
                 routing = Routing()
                 whole = trainer.loss_on(prepared.val, routing=routing)
@@ -261,7 +262,8 @@ class Recorder:
             row |= self._best_on_val(state, whole)
             counted = self.run.manifest().get("test_evaluations", 0) + 1
             self.run.update_manifest(test_evaluations=counted)
-            row |= metrics_of("test", trainer.loss_on(prepared.test), lossless=lossless)
+            row |= metrics_of("test", trainer.loss_on(prepared.test), lossless=lossless) | trainer.answers_on("test")
+        row |= trainer.answers_on("val")
         row |= routing.evaluated("val") | self._stability(state.step)
         exp = self.plan.exp
         self._sample = sample(trainer.twin.model, prepared.tokenizer, seq_len=exp.model.seq_len, seed=exp.seed.all)
@@ -269,7 +271,7 @@ class Recorder:
 
     def _best_on_val(self, state: State, last: LossSum) -> dict[str, float]:
         """All of val by the checkpoint that was best at an interval, or by the last one when that is better."""
-        lossless = self.plan.prepared.tokenizer.lossless
+        lossless = self.plan.prepared.lossless
         ref = next((r for r in self.run.checkpoints() if r.step == state.best_step), None)
         if ref is not None and state.best_step != state.step:
             with self._holding(checkpoint.load(ref.path).model):

@@ -29,6 +29,7 @@ COMPARED = (
     "val/loss",
     "val/bits_per_byte",
 )
+ANSWERS = ("/token_accuracy", "/exact")
 
 
 def register(app: typer.Typer) -> None:
@@ -119,7 +120,8 @@ class _Comparer:
         if tokens is None:
             return {"val/loss": 0.0}
         prepared = self.trainer.prepared
-        return metrics_of("val", self.trainer.loss_on(prepared.val, tokens), lossless=prepared.tokenizer.lossless)
+        found = metrics_of("val", self.trainer.loss_on(prepared.val, tokens), lossless=prepared.lossless)
+        return found | self.trainer.answers_on("val")
 
     def record(self, row: dict[str, Any]) -> None:
         then = self.rows.get(row["step"])
@@ -127,7 +129,7 @@ class _Comparer:
             return
         self.verdict.rows += 1
         row = plain(row)  # non-finite is null on disk
-        for key in COMPARED:
+        for key in (*COMPARED, *(key for key in row if key.endswith(ANSWERS))):
             if key in then and (key in row or not key.startswith("val/")):
                 self._compare(row["step"], key, then[key], row.get(key))
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from lmlab.compat import model as parts
 from lmlab.compat import moe, pos
 from lmlab.compat.pos import Wrong
-from lmlab.data.spec import HubDataset, HubTokenizer, SplitSpec, TextFiles
+from lmlab.config import mixing
+from lmlab.data.spec import HubDataset, HubTokenizer, Ids, SplitSpec, TaskSpec, TextFiles
 from lmlab.errors import ConfigError, listed
 from lmlab.model.spec import AttnSpec, BlockSpec, FfnSpec, MoESpec, ScalingSpec
-from lmlab.registry import Spec
+from lmlab.registry import OPTIONS, Spec
 from lmlab.train.spec import DEFAULT_STEPS, WSD, ScheduleSpec, warmup_steps
 
 if TYPE_CHECKING:
@@ -122,6 +123,26 @@ def _tokenizer_path(e: Experiment) -> Wrong | None:
         return None
     hint = "write tokenizer=hf tokenizer.path=FOLDER_OR_NAME, or tokenizer=gpt2"
     return "`tokenizer=hf` needs `tokenizer.path`, which is null", hint
+
+
+def _mix_parts(e: Experiment) -> Wrong | None:
+    try:
+        mixing.parts(e.data)
+    except ConfigError as error:
+        return error.message, error.hint
+    return None
+
+
+def _task_ids(e: Experiment) -> Wrong | None:
+    d, ids = e.data, isinstance(e.tokenizer, Ids)
+    if isinstance(d, TaskSpec) and not d.text and not ids:
+        message = f"`data={d.name}` has ids of its own, which `tokenizer={e.tokenizer.name}` does not write"
+        return message, "leave tokenizer= out, or write tokenizer=ids"
+    if ids and not (isinstance(d, TaskSpec) and not d.text):
+        tasks = (name for name, spec in OPTIONS["data"].items() if issubclass(spec, TaskSpec) and not spec.text)
+        message = f"`tokenizer=ids` writes no text, and `data={d.name}` is text"
+        return message, f"leave tokenizer= out, or use a task with ids of its own: data={listed(tasks)}"
+    return None
 
 
 # ---------------------------------------------------------------- training
@@ -341,6 +362,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("hub-repo", "data=hf needs a repository", _hub_repo, "data=hf"),
     Rule("tokenizer-path", "tokenizer=hf needs a path", _tokenizer_path, "tokenizer=hf"),
+    Rule(
+        "mix-parts",
+        "a mixture has parts that fit together, and shares that sum to 1",
+        _mix_parts,
+        "data=mix data.mix=[sotu:0.5,passkey:0.1]",
+    ),
+    Rule(
+        "task-ids", "a task with ids of its own is no text, and a text has none", _task_ids, "data=mqar tokenizer=byte"
+    ),
     Rule("betas", "Adam has two betas", _betas, "optim.betas=[0.9]"),
     Rule("batch-rows", "a step is whole rows", _batch_rows, "train.batch_tokens=1000"),
     Rule("micro-batch", "a micro-batch is part of a step", _micro_batch, "train.micro_batch=64"),

@@ -131,7 +131,7 @@ def read(path: Path, group: str) -> Entry:
     selects: dict[str, str] = {}
     for row in body.pop("defaults", None) or ():
         if isinstance(row, dict):
-            selects.update({k.removeprefix("override ").lstrip("/"): v for k, v in row.items()})
+            selects.update({k.removeprefix("override ").lstrip("/").partition("@")[0]: v for k, v in row.items()})
         elif row != "_self_":
             spec, values = _base(row, path, group)
     return Entry(group, path.stem, help_of(text), path, spec, values | body, selects)

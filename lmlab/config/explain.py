@@ -84,7 +84,9 @@ def _choices(
     """The choices that compose, and what they compose to. Adds the others' errors to `found`."""
     good = [c for c in choices if not _add(found, _choice(c, composer.user))]
     if all(c.key != PRESET for c in good):  # the same without Hydra
-        parts: dict[str, Any] = {c.key: entries(c.key, composer.user)[str(c.element())].make() for c in good}
+        chosen = {c.key: entries(c.key, composer.user)[str(c.element())] for c in good}
+        selected = {g: entries(g)[label] for entry in chosen.values() for g, label in entry.selects.items()}
+        parts: dict[str, Any] = {group: entry.make() for group, entry in (selected | chosen).items()}
         return good, dataclasses.replace(catalogue.default_experiment(), **parts)
     try:
         return good, composer.compose(good)[0]

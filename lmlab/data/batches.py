@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -24,27 +24,34 @@ from lmlab.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """All (B, T): tokens, targets, positions int64; documents int64 or None; weights float32, 0 = no target."""
+    """All (B, T): tokens, targets, positions int64; documents int64 or None; weights float32, 0 = no target.
+
+    whole: no token fills the batch up, so that one without weight is a token to be seen like any other."""
 
     tokens_BT: torch.Tensor
     targets_BT: torch.Tensor
     positions_BT: torch.Tensor
     documents_BT: torch.Tensor | None
     weights_BT: torch.Tensor
+    whole: bool = False
 
     def _tensors(self) -> dict[str, torch.Tensor | None]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "whole"}
 
     def rows(self, start: int, stop: int) -> Batch:
         """Rows start … stop−1, as views."""
-        return Batch(**{k: None if v is None else v[start:stop] for k, v in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{k: None if v is None else v[start:stop] for k, v in self._tensors().items()})  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        return Batch(**{k: _moved(v, device, non_blocking) for k, v in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{k: _moved(v, device, non_blocking) for k, v in self._tensors().items()})  # type: ignore[arg-type]
 
     def pinned(self) -> Batch:
         """In memory that an accelerator copies from by itself."""
-        return Batch(**{k: None if v is None else _pinned(v) for k, v in self._tensors().items()})  # type: ignore[arg-type]
+        return replace(self, **{k: None if v is None else _pinned(v) for k, v in self._tensors().items()})  # type: ignore[arg-type]
+
+    def present(self) -> torch.Tensor:
+        """(B, T) bool: which tokens are of what is trained or evaluated on, and fill no batch up."""
+        return torch.ones_like(self.weights_BT, dtype=torch.bool) if self.whole else self.weights_BT > 0
 
     def weight(self) -> float:
         """Σ weights, at least 1; of a batch on the host nothing is waited for."""

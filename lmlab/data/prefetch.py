@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from lmlab.data.batches import Batch, TrainBatches
+from lmlab.data.batches import Batch
+from lmlab.data.source import Batches
 
 
 class Ahead:
@@ -29,7 +30,7 @@ class Ahead:
 
 
 @contextmanager
-def ahead(batches: TrainBatches, device: torch.device, end: int) -> Iterator[Callable[[int], Batch]]:
+def ahead(batches: Batches, device: torch.device, end: int) -> Iterator[Callable[[int], Batch]]:
     """k → batch k, k < end. For CUDA one ahead and in pinned memory, so that its copy is not waited for; on a CPU made
     when it is asked for: it takes 0.1 % of a step there, and a thread would take it from the same cores."""
     if device.type != "cuda":

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from lmlab.data.tokenizer import Tokenizer, check_lossless
 from lmlab.data.tokens import TokenFile, TokenWriter, damaged, writing
 from lmlab.errors import DataError
 from lmlab.registry import Spec, make
+
+if TYPE_CHECKING:
+    from lmlab.data.source import Batches, Place
+    from lmlab.data.tasks.source import TaskSource
 
 FORMAT = 1
 BATCH_CHARS, CHARS_PER_TOKEN = 1 << 22, 4
@@ -49,6 +53,34 @@ class Prepared:
     fingerprint: str
     tokenizer_hash: str
     info: dict[str, Any]
+
+    @property
+    def lossless(self) -> bool:
+        return self.tokenizer.lossless
+
+    @property
+    def lossy_why(self) -> str:
+        return self.tokenizer.lossy_why
+
+    @property
+    def corpora(self) -> list[Prepared]:
+        return [self]
+
+    @property
+    def tasks(self) -> dict[str, TaskSource]:
+        return {}
+
+    def batches(self, *, rows: int, seq_len: int, seed: int, packing: str) -> Batches:
+        from lmlab.data.batches import TrainBatches  # here: what only plans a run needs no torch
+
+        start = self.tokenizer.start
+        return TrainBatches(self.train, rows=rows, seq_len=seq_len, seed=seed, packing=packing, start=start)
+
+    def epochs(self, n_tokens: int) -> float:
+        return n_tokens / self.train.n_tokens
+
+    def said(self) -> str:
+        return f"{self.train.n_tokens:,} tokens"
 
 
 def cache_dir(paths_cache: str | None = None) -> Path:
@@ -90,6 +122,11 @@ def prepare(
             with building(folder) as beside:
                 _write(corpus, data, made, beside, say)
         return open_prepared(folder)
+
+
+def corpus(data: DataSpec, tokenizer: Spec, place: Place) -> Prepared:
+    """What `lmlab/data/source.py` opens corpora with."""
+    return prepare(data, tokenizer, place.cache, progress=place.progress, force=place.force, trained=place.trained)
 
 
 def digest(*parts: Any) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import ClassVar, NamedTuple, Optional
 
 from lmlab.registry import Spec, option, setting
 
 
 @dataclass
 class DataSpec(Spec):
+    """`build` names what is read or drawn, `opens` the function that makes a source of it (lmlab/data/source.py)."""
+
+    opens: ClassVar[str] = "lmlab.data.prepare:corpus"
+
     packing: str = setting(
         "stream",
         "stream: rows cut the stream anywhere; documents: attention stays inside a document and positions restart",
@@ -63,6 +67,10 @@ class TaskSpec(DataSpec):
     """Synthetic tasks: drawn by a seed, as long as `model.seq_len`, loss on the answers alone. `build` names a class
     of lmlab/data/tasks."""
 
+    opens: ClassVar[str] = "lmlab.data.tasks.source:drawn"
+    text: ClassVar[bool] = False  # written with the run's tokenizer; else with ids of its own
+
+    n_eval: int = setting(1000, "examples of val, and of test", ge=1, probe=100)
     packing: str = setting(
         "rows", "rows: a row is one example and its positions start at 0; nothing is packed", choices=("rows",)
     )
@@ -93,6 +101,8 @@ class Induction(TaskSpec):
 class Passkey(TaskSpec):
     """A number stated in filler text and asked for at the end, by the run's tokenizer.
     Mohtashami & Jaggi 2023 (arXiv 2305.16300)."""
+
+    text: ClassVar[bool] = True
 
     digits: int = setting(5, "digits of the number, leading zeros kept", ge=1, le=5, probe=3)
 
@@ -139,6 +149,25 @@ class VariableTracking(TaskSpec):
     n_hops: int = setting(2, "assignments of a variable to the next in each chain", ge=0, probe=1)
 
 
+@option("data", "mix", build="lmlab.data.mixed_batches:MixedBatches")
+class Mix(DataSpec):
+    """Several at once, each row of one part: corpora and tasks in text. val, test and a tokenizer that is trained are
+    the first part's, a corpus."""
+
+    opens: ClassVar[str] = "lmlab.data.mix:mixed"
+
+    mix: list[str] = setting([], "parts and the shares of rows they get: [sotu:0.9,passkey:0.1]; the first is a corpus")
+    settings: list[str] = setting([], "fields of parts: [passkey.digits:3]; of the others the defaults hold")
+
+
+class Part(NamedTuple):
+    """Of a mixture: the label it is named by, its share of the rows, and what it is."""
+
+    label: str
+    share: float
+    spec: DataSpec
+
+
 @option("tokenizer", "bpe", build="lmlab.data.tokenizer:train_bpe")
 class BPE(Spec):
     """Byte-level BPE trained on the train split."""
@@ -149,6 +178,11 @@ class BPE(Spec):
 @option("tokenizer", "byte", build="lmlab.data.tokenizer:byte_tokenizer")
 class Byte(Spec):
     """One id per byte, and end-of-text."""
+
+
+@option("tokenizer", "ids", build="lmlab.data.tokenizer:ids_tokenizer")
+class Ids(Spec):
+    """No text: the ids of a task that has its own, written as numbers."""
 
 
 @option("tokenizer", "hf", build="lmlab.data.tokenizer:load_hf")

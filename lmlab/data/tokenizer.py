@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE trained here, plain bytes, or one of the Hugging Face hub.
+"""Tokenizers: byte-level BPE trained here, plain bytes, one of the Hugging Face hub, or bare ids written as numbers.
 
 Text never becomes a special id: `encode` reads "<|endoftext|>" as thirteen characters. `decode` gives specials as
 nothing. `token_bytes` says how many raw bytes each id stands for, so that bits per byte can be told of any of them.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lmlab.data.spec import BPE, Byte
+from lmlab.data.spec import BPE, Byte, Ids
 from lmlab.errors import DataError
 
 NAMES = ("tokenizer.json", "lmlab.json")
@@ -28,10 +28,10 @@ BREAK = re.compile(r"(?<=[\w.,;:!?])(?=[ \n])")
 
 
 class Tokenizer:
-    """Ids 0 … vocab_size−1, one of them end-of-text.
+    """Ids 0 … vocab_size−1, one of them end-of-text; of bare ids none is (eot −1, which is no id).
 
-    backend: a tokenizers.Tokenizer, or None for plain bytes. kind: bpe | byte | hf. `lossless` is False, with
-    `lossy_why`, when decoding does not give the text back (then bits per byte can't be told).
+    backend: a tokenizers.Tokenizer, or None for plain bytes and bare ids. kind: bpe | byte | hf | ids. `lossless` is
+    False, with `lossy_why`, when decoding does not give the text back (then bits per byte can't be told).
     """
 
     def __init__(self, backend: Any, *, kind: str, eot: int, vocab_size: int) -> None:
@@ -44,6 +44,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without specials. Several threads, unless TOKENIZERS_PARALLELISM=false."""
         try:
+            if self.kind == "ids":
+                return [self._numbers(text) for text in texts]
             if self._backend is None:
                 return [list(text.encode()) for text in texts]
             if self.kind == "hf":  # its pre-tokenizer is unknown, so a text is encoded in one piece
@@ -52,6 +54,16 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError):  # which of them `tokenizers` raises for a lone surrogate depends
             _refuse_surrogates(texts)
             raise
+
+    def _numbers(self, text: str) -> list[int]:
+        """The ids that a text of bare ids names. Raises DataError for a word that is none."""
+        for word in text.split():
+            if not (word.isascii() and word.isdigit() and int(word) < self.vocab_size):
+                raise DataError(
+                    f"{word!r} is not an id: this model knows no text, but the numbers 0 to {self.vocab_size - 1}",
+                    "write ids with spaces between them, for example: 3 17 5",
+                )
+        return [int(word) for word in text.split()]
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         cut = [list(pieces(text)) for text in texts]
@@ -66,6 +78,11 @@ class Tokenizer:
         return self.eot if own is None else own
 
     @property
+    def opening(self) -> list[int]:
+        """What a prompt is begun with: the start of a document; nothing where there is none."""
+        return [] if self.kind == "ids" else [self.start]
+
+    @property
     def start_name(self) -> str:
         """For a sentence: `<s>`, or end-of-text."""
         return "end-of-text" if self.start == self.eot else str(self._backend.id_to_token(self.start))
@@ -73,7 +90,7 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a text as its tokenizer.json begins one (with a BOS, say); end-of-text where that gives nothing."""
         if self.kind != "hf":
-            return [self.eot, *self.encode(text)]
+            return [*self.opening, *self.encode(text)]
         _refuse_surrogates([text])
         return list(self._backend.encode(text, add_special_tokens=True).ids) or [self.eot]
 
@@ -89,11 +106,15 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
-        """(V,) int64: raw bytes each id stands for; specials 0."""
+        """(V,) int64: raw bytes each id stands for; specials and bare ids 0."""
+        if self.kind == "ids":
+            return np.zeros(self.vocab_size, dtype=np.int64)
         return np.array([len(b) for b in self._bytes_of], dtype=np.int64)
 
     @cached_property
     def _bytes_of(self) -> list[bytes]:
+        if self.kind == "ids":  # with the space before it, so that what follows a prompt can be put after it
+            return [f" {i}".encode() for i in range(self.vocab_size)]
         if self._backend is None:
             return [bytes([i]) for i in range(256)] + [b""]
         found = _bytes_of(self._backend, self.vocab_size, self.kind)
@@ -111,6 +132,8 @@ class Tokenizer:
         """(text of a tokenizer.json that gives the same ids, the text of its end-of-text)."""
         from tokenizers import Tokenizer as Backend
 
+        if self.kind == "ids":
+            raise DataError("bare ids have no tokenizer.json", "only a model of text can be taken elsewhere")
         if self.kind == "hf":
             return self._backend.to_str(), self._backend.id_to_token(self.eot)
         backend = _byte_backend() if self._backend is None else Backend.from_str(self._backend.to_str())
@@ -133,7 +156,7 @@ class Tokenizer:
         try:
             own = json.loads((folder / NAMES[1]).read_text(encoding="utf-8"))
             backend = None
-            if own["kind"] != "byte":
+            if own["kind"] not in ("byte", "ids"):
                 backend = _backend((folder / NAMES[0]).read_text(encoding="utf-8"))
             found = cls(backend, kind=own["kind"], eot=own["eot"], vocab_size=own["vocab_size"])
             found.lossless, found.lossy_why = own["lossless"], own["lossy_why"]
@@ -150,6 +173,13 @@ class Tokenizer:
 def byte_tokenizer(spec: Byte, texts: Iterable[str] = ()) -> Tokenizer:
     """256 bytes, id = byte, and end-of-text 256."""
     return Tokenizer(None, kind="byte", eot=256, vocab_size=257)
+
+
+def ids_tokenizer(spec: Ids, vocab_size: int) -> Tokenizer:
+    """Ids 0 … vocab_size−1 that stand for nothing."""
+    found = Tokenizer(None, kind="ids", eot=-1, vocab_size=vocab_size)
+    found.lossless, found.lossy_why = False, "ids of a task stand for no text"
+    return found
 
 
 def train_bpe(spec: BPE, texts: Iterable[str]) -> Tokenizer:

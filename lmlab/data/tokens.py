@@ -18,11 +18,14 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lmlab.errors import DataError
+
+if TYPE_CHECKING:
+    from lmlab.data.batches import Batch
 
 MAGIC, VERSION, HEADER_BYTES = b"LMLABTOK", 1, 1024
 PREFIX = struct.Struct("<8sII16s")  # magic, version, length of the JSON, its blake2b digest
@@ -78,6 +81,18 @@ class TokenFile:
     @property
     def n_docs(self) -> int:
         return len(self.doc_starts)
+
+    @property
+    def n_targets(self) -> int:
+        return self.n_tokens - 1
+
+    def batches(
+        self, *, rows: int, seq_len: int, packing: str, start: int, max_tokens: int | None = None
+    ) -> Iterator[Batch]:
+        """Non-overlapping windows in the order of the file (lmlab/data/batches.py)."""
+        from lmlab.data.batches import eval_batches  # here: whoever only opens a file needs no torch
+
+        return eval_batches(self, rows=rows, seq_len=seq_len, packing=packing, start=start, max_tokens=max_tokens)
 
     @classmethod
     def open(cls, path: Path) -> TokenFile:

@@ -83,11 +83,11 @@ def evaluate(
 def without_filling(batch: Batch) -> tuple[Batch, torch.Tensor | None]:
     """The batch without rows of weight 0 alone, and which tokens are in the split where some are not: to a router a
     token that fills a row up is one more that asks for room."""
-    counted = batch.weights_BT > 0
-    if bool(counted.all()):
+    present = batch.present()
+    if bool(present.all()):
         return batch, None
-    n_rows = max(1, int(counted.any(1).sum()))
-    return batch.rows(0, n_rows), counted[:n_rows]
+    n_rows = max(1, int(present.any(1).sum()))
+    return batch.rows(0, n_rows), present[:n_rows]
 
 
 def total(sums: Iterable[LossSum]) -> LossSum:

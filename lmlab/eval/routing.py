@@ -28,9 +28,9 @@ def choices(model: Transformer, batches: Iterable[Batch]) -> Asked:
     model.eval()
     try:
         for batch in batches:
-            counted = batch.weights_BT > 0
-            kept = batch.rows(0, max(1, int(counted.any(1).sum())))
-            valid_BT = counted[: len(kept.tokens_BT)]
+            present = batch.present()
+            kept = batch.rows(0, max(1, int(present.any(1).sum())))
+            valid_BT = present[: len(kept.tokens_BT)]
             with model.eager(), ExitStack() as until:
                 for own, block in zip(found, model.blocks, strict=True):
                     _listen(block, own, valid_BT, until)

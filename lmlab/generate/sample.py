@@ -23,12 +23,15 @@ def sample(
 ) -> str:
     """Up to `n_tokens` tokens from the start of a document, no more than a row of training has, by top-k sampling.
 
-    Changes neither the default generator nor the model's mode.
+    Nothing by a tokenizer of bare ids, which begins no document. Changes neither the default generator nor the model's
+    mode.
     """
+    if not tokenizer.opening:
+        return ""
     sampling = Sampling(TEMPERATURE, TOP_K, seed=seed)
     found = generate(
         model,
-        [[tokenizer.start]],
+        [tokenizer.opening],
         max_new=max(1, min(n_tokens, seq_len - 1)),
         sampling=sampling,
         forbidden_V=unwritable(model, tokenizer, and_end=True),

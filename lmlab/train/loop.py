@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from lmlab.data.batches import TrainBatches
 from lmlab.data.prefetch import ahead
+from lmlab.data.source import Batches
 from lmlab.train.schedule import Schedule
 from lmlab.train.step import Probe, Stepper
 from lmlab.train.stop import StopSignal
@@ -88,7 +88,7 @@ def no_collection() -> Iterator[None]:
 @dataclass
 class Loop:
     stepper: Stepper
-    batches: TrainBatches
+    batches: Batches
     lr: Schedule
     steps: int
     every: Intervals
@@ -159,7 +159,7 @@ class Loop:
         )
 
 
-def measured_rate(stepper: Stepper, batches: TrainBatches, repeats: int = 2) -> float:
+def measured_rate(stepper: Stepper, batches: Batches, repeats: int = 2) -> float:
     """Steps per second, from gradients of batch 0 that are thrown away, with buffers put back: the run is as if it
     had not been measured."""
     batch, twin = batches.batch(0), stepper.twin

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from lmlab.config.tree import Experiment
-from lmlab.data.batches import Batch, TrainBatches, eval_batches
-from lmlab.data.prepare import Prepared
-from lmlab.data.tokens import TokenFile
+from lmlab.data.batches import Batch
+from lmlab.data.source import Batches, Source, Split
 from lmlab.errors import RunError
+from lmlab.eval.answers import answered
 from lmlab.eval.loss import LossSum, evaluate, total
 from lmlab.kernels.resolve import Ops
 from lmlab.model.cache import CacheKind
@@ -33,18 +33,18 @@ class Trainer:
     """master (fp32), its twin in the compute dtype, optimizer, batches and the two fixed evaluation sets."""
 
     exp: Experiment
-    prepared: Prepared
+    prepared: Source
     master: Transformer
     twin: Twin[Transformer]
     stepper: Stepper
-    batches: TrainBatches
+    batches: Batches
     token_bytes: torch.Tensor
 
     @classmethod
     def make(
         cls,
         exp: Experiment,
-        prepared: Prepared,
+        prepared: Source,
         *,
         ops: Ops,
         device: torch.device,
@@ -63,14 +63,8 @@ class Trainer:
         optimizer = make(exp.optim, master)
         scale = LossScale(device, exp.train.batch_tokens) if dtype == torch.float16 else None
         stepper = Stepper(twin, optimizer, micro_rows, exp.optim.clip, seeds["dropout"], device, scale)
-        batches = TrainBatches(
-            prepared.train,
-            rows=exp.train.batch_tokens // exp.model.seq_len,
-            seq_len=exp.model.seq_len,
-            seed=seeds["data"],
-            packing=exp.data.packing,
-            start=prepared.tokenizer.start,
-        )
+        rows, T = exp.train.batch_tokens // exp.model.seq_len, exp.model.seq_len
+        batches = prepared.batches(rows=rows, seq_len=T, seed=seeds["data"], packing=exp.data.packing)
         return cls(exp, prepared, master, twin, stepper, batches, torch.from_numpy(prepared.tokenizer.token_bytes))
 
     # ------------------------------------------------------------ state
@@ -102,8 +96,8 @@ class Trainer:
 
     # ------------------------------------------------------------ evaluation
 
-    def loss_on(self, tokens: TokenFile, max_tokens: int | None = None, routing: Routing | None = None) -> LossSum:
-        """The computed model's loss on a token file, or on its first `max_tokens`. routing: takes up routers' stats."""
+    def loss_on(self, tokens: Split, max_tokens: int | None = None, routing: Routing | None = None) -> LossSum:
+        """The computed model's loss on a split, or on its first `max_tokens`. routing: takes up routers' stats."""
         return evaluate_file(
             self.twin.model,
             tokens,
@@ -115,15 +109,25 @@ class Trainer:
             routing=routing,
         )
 
+    def answers_on(self, split: str) -> dict[str, float]:
+        """{"val/token_accuracy", "val/exact"} of the task that is trained on; in a mixture of each of its tasks, with
+        its name: "val/passkey/exact"."""
+        found: dict[str, float] = {}
+        for name, source in self.prepared.tasks.items():
+            prefix = f"{split}/{name}" if name else split
+            score = answered(self.twin.model, getattr(source, split), rows=self.stepper.micro_rows)
+            found |= {f"{prefix}/token_accuracy": score.token_accuracy, f"{prefix}/exact": score.exact}
+        return found
+
     def first_of_val(self, n_tokens: int) -> Iterator[Batch]:
-        """The first so many tokens of val, in rows as they are evaluated."""
+        """The first so many targets of val, in rows as they are evaluated."""
         cut = dict(rows=self.stepper.micro_rows, seq_len=self.exp.model.seq_len, packing=self.exp.data.packing)
-        return eval_batches(self.prepared.val, **cut, start=self.prepared.tokenizer.start, max_tokens=n_tokens)  # type: ignore[arg-type]
+        return self.prepared.val.batches(**cut, start=self.prepared.tokenizer.start, max_tokens=n_tokens)  # type: ignore[arg-type]
 
 
 def evaluate_file(
     model: Transformer,
-    tokens: TokenFile,
+    tokens: Split,
     exp: Experiment,
     *,
     start: int,
@@ -133,10 +137,10 @@ def evaluate_file(
     kind: CacheKind | None = None,
     routing: Routing | None = None,
 ) -> LossSum:
-    """Loss on a token file in windows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py);
+    """Loss on a split in rows of model.seq_len, every target once; kind: by a cache (lmlab/eval/loss.py);
     routing: takes up what the routers did."""
     cut = dict(seq_len=exp.model.seq_len, packing=exp.data.packing, start=start, max_tokens=max_tokens)
-    batches = eval_batches(tokens, rows=rows, **cut)  # type: ignore[arg-type]
+    batches = tokens.batches(rows=rows, **cut)  # type: ignore[arg-type]
     routing = routing or Routing()
     return total(evaluate(model, batches, token_bytes, kind=kind, hear=routing.add))
 

@@ -89,6 +89,8 @@ SAYS = {
     "splits": ("`data.val_frac` 0.5 and `data.test_frac` 0.5 leave nothing to train on", "less than 1"),
     "hub-repo": ("`data=hf` needs `data.repo`", "data=tinystories"),
     "tokenizer-path": ("`tokenizer=hf` needs `tokenizer.path`", "tokenizer=gpt2"),
+    "mix-parts": ("the shares of `data.mix` sum to 0.6, not to 1", "data.mix=[sotu:0.8333,passkey:0.1667]"),
+    "task-ids": ("`data=mqar` has ids of its own, which `tokenizer=byte` does not write", "leave tokenizer= out"),
     "betas": ("`optim.betas` has 1 numbers; it takes two", "optim.betas=[0.9,0.95]"),
     "batch-rows": ("`train.batch_tokens` is 1000, which is not a multiple of `model.seq_len` 256", "use 768 or 1024"),
     "micro-batch": ("`train.micro_batch` is 64, but a step has 16 rows", "use at most 16"),

@@ -49,7 +49,12 @@ def test_every_part_file_has_help_a_spec_and_fields_of_it(file: str) -> None:
     assert set(entry.values) <= set(fields(entry.spec))
 
 
-NEEDED = {"data=text": ["data.files=[a.txt]"], "data=hf": ["data.repo=a/b"], "tokenizer=hf": ["tokenizer.path=x"]}
+NEEDED = {
+    "data=mix": ["data.mix=[sotu:0.9,passkey:0.1]"],
+    "data=text": ["data.files=[a.txt]"],
+    "data=hf": ["data.repo=a/b"],
+    "tokenizer=hf": ["tokenizer.path=x"],
+}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,9 @@ def test_every_part_file_composes_to_what_it_says(nth: int) -> None:
         chosen["pos"] = entries("pos")["rope"]
     if chosen["norm"].label == "none":
         chosen["block"] = entries("block")["prenorm"]
+    if chosen["tokenizer"].label == "ids":  # nothing but a task is written with them
+        chosen["data"] = entries("data")["mqar"]
+    chosen |= {group: entries(group)[label] for group, label in chosen["data"].selects.items()}
     words = [f"{group}={entry.label}" for group, entry in chosen.items()]
     words += [need for word in words for need in NEEDED.get(word, ())] + ["train.batch_tokens=65536"]
     experiment = load(words).experiment
