@@ -136,6 +136,8 @@ class NeedleText(TaskSpec):
     """Numbers of named things in filler text, one of them asked for at the end, by the run's tokenizer: the single
     needle of RULER with others beside it. Hsieh et al. 2024 (arXiv 2404.06654)."""
 
+    text: ClassVar[bool] = True
+
     n_needles: int = setting(2, "stated numbers, of which one is asked for", ge=1, le=16, probe=1)
     digits: int = setting(2, "digits of a number, leading zeros kept", ge=1, le=5, probe=3)
 
@@ -144,6 +146,8 @@ class NeedleText(TaskSpec):
 class VariableTracking(TaskSpec):
     """Chains of assignments in filler text; asked for every variable that has the value of one chain, by the run's
     tokenizer. Variable tracking of RULER, Hsieh et al. 2024 (arXiv 2404.06654)."""
+
+    text: ClassVar[bool] = True
 
     n_chains: int = setting(2, "chains, of which one is asked for", ge=1, probe=1)
     n_hops: int = setting(2, "assignments of a variable to the next in each chain", ge=0, probe=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """(low, high) of the share correct / n (Wilson 1927); 0 and 1 of nothing. The tokens of one example are not
     independent, so that their interval is narrower than it should be."""
     if n == 0:
