@@ -206,6 +206,8 @@ def draw_long(report: dict[str, Any], path: Path) -> None:
         left.set(xlabel="tokens in a row", ylabel="examples right", ylim=(-0.02, 1.02))
         if long["cells"]:
             left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log", ylim=(None, None))
+            for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+                formatter("{x:,.5g}")
             right[0].set(xlabel=f"position in windows of {max(long['lengths']):,}", ylabel="nats/token")
         for axes in (left, *right):
             axes.set_xscale("log", base=2)
