@@ -156,17 +156,8 @@ def test_too_long_for_memory_is_left_out_or_refused(run: Path, monkeypatch: pyte
 
 
 def test_a_tuned_run_is_shown_as_it_was_trained(run: Path, tmp_path: Path) -> None:
-    tuned = run_here(
-        [
-            f"init.run={run}",
-            "rope_scaling=pi",
-            "rope_scaling.factor=2",
-            "model.seq_len=64",
-            "train.max_steps=2",
-            "wandb.mode=disabled",
-            f"paths.runs={tmp_path}",
-        ]
-    ).path
+    words = "rope_scaling=pi rope_scaling.factor=2 model.seq_len=64 train.max_steps=2 wandb.mode=disabled".split()
+    tuned = run_here([f"init.run={run}", *words, f"paths.runs={tmp_path}"]).path
     long = told(call(str(tuned), "--long-context", "--lengths", "32,64", "--json"))
     assert (long["trained_length"], long["trained_scaling"]) == (64, "pi 2")
     assert long["scalings"] == ["own", "none", "pi", "ntk", "dynamic_ntk", "yarn"]
