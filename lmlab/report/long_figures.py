@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from lmlab.report.long_panels import GREY, Look, Panel, look_of, panels, said_of
+from lmlab.report.long_panels import GREY, Look, Panel, file_name, look_of, panels, said_of
 from lmlab.report.model import DepthMap, LongLine, Report
 from lmlab.report.palette import BANDS, HEAT_LIGHT, LIGHT, heat, heat_colours
 from lmlab.report.published import TAG
@@ -29,7 +29,7 @@ def long_figures(report: Report) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield panel.name, partial(_panel, panel, looks)
     for what in dict.fromkeys(one.what for one in found.maps):
         maps = [one for one in found.maps if one.what == what]
-        yield f"long-depth-{what}", partial(_maps, maps)
+        yield file_name(f"depth-{what}"), partial(_maps, maps)
 
 
 def _figure(width: float, height: float) -> Any:

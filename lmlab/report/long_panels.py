@@ -5,6 +5,7 @@ and how each line looks. The page and the figures draw what stands here.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ MARKS = ("circle", "square", "triangle", "diamond", "down", "plus")
 GREY = -1  # the colour of a published line that is beside none of ours
 DOTTED = ((2.0, 3.0), (1.0, 2.0, 1.0, 5.0))  # of published lines
 HEADROOM = 0.14  # above the lines, for the words at a rule
-MOST_TICKS = 9
+MOST_TICKS = 7
 WORDS = {
     "sliding_perplexity": ("Perplexity, sliding windows", "perplexity (log scale)"),
     "perplexity": ("Perplexity, windows that do not overlap", "perplexity (log scale)"),
@@ -92,8 +93,14 @@ def _panel(figure: str, lines: list[LongLine]) -> Panel:
         title += f", {lines[0].length:,} tokens"
     x_title = "length / trained length" if ratio else "position (tokens)" if position else "length (tokens)"
     y = _y_scale(lines, log=y_title.endswith("(log scale)"), score=figure.startswith(SCORE))
-    name = f"long-{figure.replace('/', '-').replace('_', '-')}"
-    return Panel(name, title, x_title, y_title, _x_scale(xs, rounded=ratio or position), y, rules, levels, lines)
+    return Panel(
+        file_name(figure), title, x_title, y_title, _x_scale(xs, rounded=ratio or position), y, rules, levels, lines
+    )
+
+
+def file_name(what: str) -> str:
+    """`long-score-needle`; whatever a task is called in a file, it leads to no other folder."""
+    return "long-" + re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")
 
 
 def _x_scale(xs: Sequence[float], *, rounded: bool) -> Scale:

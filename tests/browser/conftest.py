@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lmlab.report.page import render
+from tests.report.made_long import two_arms
 from tests.report.synthetic import five_axes, report
 
 CHROMIUM = "/usr/bin/chromium"
@@ -39,6 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
     """The report's file by its number of arms, or by its name."""
     folder = tmp_path_factory.mktemp("pages")
     reports = {4: report(4), 200: report(200, n_points=200), "five axes": five_axes()}
+    reports["long contexts"] = two_arms(folder / "runs")
     made: dict[int | str, Path] = {}
     for name, content in reports.items():
         made[name] = folder / f"report-{name}.html"
@@ -48,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
 
 @pytest.fixture
 def open_page(browser: Any, files: dict[int | str, Path]) -> Iterator[Callable[..., Any]]:
-    """Opens the report of 4 or 200 arms, or that of "five axes"; keywords are those of a playwright context."""
+    """Opens the report of 4 or 200 arms, of "five axes" or "long contexts"; keywords are a playwright context's."""
     complaints: list[str] = []
     contexts: list[Any] = []
 

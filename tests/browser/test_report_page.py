@@ -356,3 +356,26 @@ def test_screenshots(open_page: Open, screen: str, scheme: str, n_arms: int) -> 
     path = SCREENSHOTS / f"report-{n_arms}-{screen}-{scheme}.png"
     page.screenshot(path=path, full_page=True)
     assert path.stat().st_size > 10_000
+
+
+# ---------------------------------------------------------------- long contexts
+
+COLLISIONS = """() => [...document.querySelectorAll(".longs .plot, .maps .plot")].flatMap((plot) => {
+  const card = plot.closest(".longs > div, .maps > div").getBoundingClientRect();
+  const texts = [...plot.querySelectorAll("text")].filter((node) => node.textContent);
+  const boxes = texts.map((node) => [node.textContent, node.getBoundingClientRect()]);
+  const out = boxes.filter(([, box]) => box.left < card.left || box.right > card.right || box.bottom > card.bottom);
+  const met = boxes.flatMap(([word, a], i) => boxes.slice(i + 1)
+    .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+    .map(([other]) => `${word} | ${other}`));
+  return [...out.map(([word]) => `outside: ${word}`), ...met];
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1900])
+def test_words_of_long_context_drawings_keep_apart(open_page: Any, width: int) -> None:
+    page = open_page("long contexts", viewport={"width": width, "height": 900})
+    assert page.locator(".longs .plot").count() == 7
+    assert page.locator(".maps .plot").count() == 4
+    assert page.evaluate(COLLISIONS) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

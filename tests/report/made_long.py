@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lmlab.runs.rundir import RunDir
+from tests.report import made
 
 LENGTHS = (128, 256, 512, 1024)
 TRAINED = 256
 DEPTHS = (0.0, 0.5, 1.0)
+LOSS = {128: 3.5, 256: 3.4, 512: 3.6, 1024: 4.4}  # of rope; each seed 0.1 more than the one before
 
 
 def cell(scaling: str, length: int, loss: float, *, factor: float | None = None, right: int = 8) -> dict[str, Any]:
@@ -98,3 +100,29 @@ def evaluated(
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(body), encoding="utf-8")
     return path
+
+
+def rope(root: Path, seed: int, name: str = "", **fields: Any) -> Any:
+    """A run evaluated under two scalings: without one the loss is LOSS, with pi 0.5 less past the trained length."""
+    run = made.run(root, name or f"rope-0000000{seed}", seed=seed, result={"content_hash": "c0ffee"})
+    cells = [cell("none", n, LOSS[n] + seed / 10, right=8 if n <= 256 else 1 + seed) for n in LENGTHS]
+    better = {n: LOSS[n] - 0.5 * (n > 256) for n in LENGTHS}
+    cells += [cell("pi", n, better[n] + seed / 10, factor=max(1, n / 256)) for n in LENGTHS]
+    rows = [summary("needle", "none", 256), summary("needle", "pi", 512 * (1 + seed))]
+    tasks = [passkey("none", n, 18 if n <= 256 else 2) for n in LENGTHS]
+    evaluated(run, cells, tasks=tasks, rows=[*rows, summary("passkey", "none", 256, 0.9)], **fields)
+    return run
+
+
+def alibi(root: Path, seed: int, **fields: Any) -> Any:
+    run = made.run(root, f"alibi-1000000{seed}", "pos=alibi", seed=seed, result={"content_hash": "c0ffee"})
+    cells = [cell("own", n, 3.4 - 0.05 * math.log2(n / 256)) for n in LENGTHS]
+    evaluated(run, cells, rows=[summary("needle", "own", 1024)], **fields)
+    return run
+
+
+def two_arms(root: Path) -> Any:
+    for seed in (0, 1):
+        rope(root, seed)
+        alibi(root, seed)
+    return made.report(root, str(root))

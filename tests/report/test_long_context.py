@@ -22,41 +22,14 @@ from lmlab.report.palette import HEAT_DARK, HEAT_LIGHT, heat, heat_colours, lumi
 from lmlab.report.published import TAG, published
 from lmlab.report.sources import opened
 from tests.report import made
-from tests.report.made_long import LENGTHS, away, cell, evaluated, passkey, summary
+from tests.report.made_long import LENGTHS, alibi, away, cell, evaluated, passkey, rope, summary, two_arms
 
-LOSS = {128: 3.5, 256: 3.4, 512: 3.6, 1024: 4.4}  # of rope; each seed 0.1 more than the one before
 WHY = "learned positions end at 256"
 
 
 @pytest.fixture(autouse=True)
 def learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(made.PARTS, "pos=learned", {"name": "learned"})
-
-
-def rope(root: Path, seed: int, name: str = "", **fields: Any) -> Any:
-    """A run evaluated under two scalings: without one the loss is LOSS, with pi 0.5 less past the trained length."""
-    run = made.run(root, name or f"rope-0000000{seed}", seed=seed, result={"content_hash": "c0ffee"})
-    cells = [cell("none", n, LOSS[n] + seed / 10, right=8 if n <= 256 else 1 + seed) for n in LENGTHS]
-    better = {n: LOSS[n] - 0.5 * (n > 256) for n in LENGTHS}
-    cells += [cell("pi", n, better[n] + seed / 10, factor=max(1, n / 256)) for n in LENGTHS]
-    rows = [summary("needle", "none", 256), summary("needle", "pi", 512 * (1 + seed))]
-    tasks = [passkey("none", n, 18 if n <= 256 else 2) for n in LENGTHS]
-    evaluated(run, cells, tasks=tasks, rows=[*rows, summary("passkey", "none", 256, 0.9)], **fields)
-    return run
-
-
-def alibi(root: Path, seed: int, **fields: Any) -> Any:
-    run = made.run(root, f"alibi-1000000{seed}", "pos=alibi", seed=seed, result={"content_hash": "c0ffee"})
-    cells = [cell("own", n, 3.4 - 0.05 * math.log2(n / 256)) for n in LENGTHS]
-    evaluated(run, cells, rows=[summary("needle", "own", 1024)], **fields)
-    return run
-
-
-def two_arms(root: Path) -> Any:
-    for seed in (0, 1):
-        rope(root, seed)
-        alibi(root, seed)
-    return made.report(root, str(root))
 
 
 def rows_of(report: Any, name: str) -> list[dict[str, Any]]:
@@ -323,6 +296,15 @@ def test_figures_are_drawn_as_files(tmp_path: Path) -> None:
     assert "ALiBi, published" in ratio
     assert "length / trained length" in ratio
     assert "16/20" in (tmp_path / "out" / "long-depth-needle.svg").read_text(encoding="utf-8")
+
+
+def test_no_name_of_a_task_leads_out_of_the_folder(tmp_path: Path) -> None:
+    tasks = [passkey("own", n, 9) | {"task": "../../x"} for n in LENGTHS]
+    evaluated(made.run(tmp_path / "runs", "a-00000001"), [], tasks=tasks)
+    report = made.report(tmp_path, str(tmp_path / "runs"))
+    written = figures.draw(report, tmp_path / "a" / "b" / "out", ["svg"])
+    assert [path.name for path in written if "long" in path.name] == ["long-score-x.svg", "long-depth-x.svg"]
+    assert {path.resolve().parent for path in written} == {tmp_path / "a" / "b" / "out"}
 
 
 def test_a_bundle_gives_the_same_section(tmp_path: Path) -> None:
