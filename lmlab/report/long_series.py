@@ -18,7 +18,7 @@ from lmlab.report.checked import number
 from lmlab.report.long_read import KEY
 from lmlab.report.model import Arm, Run, Stat
 
-OWN, NEEDLE, COPY = "own", "needle", "copy"
+OWN, NONE, NEEDLE, COPY = "own", "none", "needle", "copy"
 NEEDLE_CHANCE = 0.1  # one of ten candidates
 TOKEN_SET = ("data", "split", "fingerprint", "unit", "n_documents", "tokens")
 _Z = 1.959963984540054  # of 95 %
@@ -39,6 +39,7 @@ class Series:
     tasks: dict[str, dict[int, list[Found]]] = field(default_factory=dict)
     tasks_missing: dict[str, dict[int, str]] = field(default_factory=dict)
     summary: dict[str, list[Found]] = field(default_factory=dict)
+    plain: Series | None = None  # the same checkpoint as it was trained, which ratios are to
 
     @property
     def lengths(self) -> list[int]:
@@ -47,7 +48,12 @@ class Series:
     @property
     def anchor(self) -> int | None:
         """The trained length, or the longest measured below it; None where only longer ones were measured."""
-        return max((length for length in self.cells if length <= self.trained), default=None)
+        return max((length for length in self.base.cells if length <= self.trained), default=None)
+
+    @property
+    def base(self) -> Series:
+        """What figures stand beside: a factor that is typed changes those at the trained length, too."""
+        return self if self.plain is None or not self.plain.cells else self.plain
 
     def values(self, length: int | None, key: str) -> list[float]:
         """A figure at one length, by seed."""
@@ -56,11 +62,11 @@ class Series:
         return numbers(self.cells.get(length, []), key)
 
     def ratios(self, length: int, key: str) -> list[float]:
-        """Perplexity over that at the trained length (`anchor`), by seed; `key` is a loss in nats."""
+        """Perplexity over that at the trained length (`anchor`) as trained, by seed; `key` is a loss in nats."""
         pairs = [
             (number(one.get(key)), number(base.get(key)))
             for one in self.cells.get(length, [])
-            for base in self.cells.get(self.anchor or 0, [])
+            for base in self.base.cells.get(self.anchor or 0, [])
             if one["_run"] == base["_run"]
         ]
         return [exp(a - b) for a, b in pairs if a is not None and b is not None]
@@ -134,6 +140,8 @@ def series(arms: Sequence[Arm], found: Sequence[Measured]) -> list[Series]:
         by_scaling: dict[str, Series] = {}
         for run, body in zip(one.runs, one.bodies, strict=True):
             _add(by_scaling, one, run, body[KEY], named)
+        for own in by_scaling.values():
+            own.plain = by_scaling.get(OWN, by_scaling.get(NONE))
         made += by_scaling.values()
     return made
 
@@ -167,17 +175,19 @@ def _scaling(entry: Found, inner: Found) -> str:
     name, factor = str(entry.get("scaling", OWN)), number(entry.get("factor"))
     at = (name, entry.get("length"), entry.get("task"))
     cells = inner["cells" if "task" not in entry else "tasks"]
-    twice = sum((str(c.get("scaling", OWN)), c["length"], c.get("task")) == at for c in cells) > 1
+    several = len(inner.get("factors") or ()) > 1
+    twice = several or sum((str(c.get("scaling", OWN)), c["length"], c.get("task")) == at for c in cells) > 1
     return f"{name} ×{factor:g}" if twice and factor is not None else name
 
 
 def _names(label: str, bodies: Sequence[Found]) -> Callable[[str], str]:
     trained = {str(body[KEY].get("trained_scaling") or "none") for body in bodies}
     own = "as trained" + (f" ({', '.join(sorted(trained))})" if trained - {"none"} else "")
-    alone = {_scaling(c, body[KEY]) for body in bodies for key in ("cells", "tasks") for c in body[KEY][key]} <= {OWN}
+    measured = {_scaling(c, body[KEY]) for body in bodies for key in ("cells", "tasks") for c in body[KEY][key]}
+    alone = measured <= {NONE} or (measured <= {OWN} and own == "as trained")
 
     def named(scaling: str) -> str:
         said = own if scaling == OWN else scaling
-        return " · ".join(word for word in (label, "" if alone and label and own == "as trained" else said) if word)
+        return " · ".join(word for word in (label, "" if alone and label else said) if word)
 
     return named

@@ -233,7 +233,7 @@ def _key_tokens(one: Series, length: int) -> Cell:
 
 def _anchor(one: Series, length: int, key: str) -> Cell:
     """The figure at the trained length, beside each longer one."""
-    found = average(one.values(one.anchor, key)) if length > one.trained else None
+    found = average(one.base.values(one.anchor, key)) if length > one.trained else None
     return _figure(found and Stat(found.mean, None, found.n), loss)
 
 

@@ -76,6 +76,19 @@ def test_longer_losses_stand_beside_those_at_the_trained_length(tmp_path: Path) 
     assert row_of(report, "long_short", arm="pos=rope", scaling="none", windows="apart")["1024"].text == "85.6 ×2.72"
 
 
+def test_ratios_are_to_the_checkpoint_as_it_was_trained(tmp_path: Path) -> None:
+    """A typed factor makes the loss at the trained length worse, too: that is not what longer ones stand beside."""
+    run = made.run(tmp_path, "a-00000001")
+    losses = {("none", 256): 3.0, ("none", 512): 3.5, ("pi", 256): 3.4, ("pi", 512): 3.4}
+    evaluated(run, [cell(name, n, loss) for (name, n), loss in losses.items()])
+    report = made.report(tmp_path, str(tmp_path))
+    row = row_of(report, "long_text", scaling="pi", length=512)
+    assert row["loss_ratio"].value == pytest.approx(math.exp(0.4))
+    assert row["loss_trained"].text == "3.0000"
+    line = next(line for name, line in lines_of(report, "ratio").items() if "pi" in name)
+    assert line.mean == pytest.approx([math.exp(0.4), math.exp(0.4)])
+
+
 def test_scores_are_over_seeds_with_n_interval_and_chance(tmp_path: Path) -> None:
     report = two_arms(tmp_path)
     row = row_of(report, "long_scores", arm="pos=rope", scaling="pi", what="needle")
