@@ -1,7 +1,6 @@
-"""One checkpoint, four times its length: which scaling of rotations serves it best, untuned and after a short tuning?
+"""One checkpoint, four times its length: which scaling of rotations serves it best, as it is and tuned a little?
 
-    python experiments/rope_scaling/run.py              # about 10 minutes on 2 CPU cores
-    python experiments/rope_scaling/run.py --verdict    # of what is in ./runs already
+    python experiments/rope_scaling/run.py      # about 10 minutes on 2 CPU cores; again: what is there is not made again
     python experiments/rope_scaling/run.py model=small model.seq_len=512 train.max_tokens=1e9   # a GPU
 
 Other words go to the training, in place of those below. What must hold is, in shape, what Chen et al. 2023
@@ -11,24 +10,26 @@ and dynamic NTK is no scaling up to the trained length.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from lmlab.errors import RunError
 from lmlab.runs.evals import newest
-from lmlab.runs.find import resolve
+from lmlab.runs.rundir import RunDir
 
-NAME, FACTOR = "rope_scaling", 4
+FACTOR = 4
 TRAIN = ["model=nano", "train.max_tokens=2000000", "train.eval_every_steps=250", "train.eval_tokens=16384"]
 TUNE = ["train.max_tokens=200000", "lr=3e-4", "train.eval_every_steps=50", "train.eval_tokens=16384"]
 TUNED = ("none", "pi", "ntk", "yarn")
 FAR_ABOVE = 0.2  # nats/token: what `>>` means here
 
+Cells = dict[tuple[str, int], dict[str, Any]]
 
-def lmlab(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "lmlab", *words], check=True)
+
+def lmlab(*words: str) -> str:
+    return subprocess.run([sys.executable, "-m", "lmlab", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def keys(usual: list[str], typed: list[str]) -> list[str]:
@@ -37,35 +38,43 @@ def keys(usual: list[str], typed: list[str]) -> list[str]:
     return [word for word in usual if word.partition("=")[0] not in taken] + typed
 
 
-def cells(name: str) -> tuple[int, dict[tuple[str, int], dict[str, Any]]]:
-    """(trained length, {(scaling, length): figures}) of the run's newest long-context evaluation."""
-    report = newest(resolve(name, Path("runs")).run, "long-context")
-    assert report is not None, f"{name} has no long-context evaluation"
-    long = report["long_context"]
-    return long["trained_length"], {(cell["scaling"], cell["length"]): cell for cell in long["cells"]}
+def trained(*words: str) -> Path:
+    """The run of these words; one that is there is not trained again."""
+    return Path(json.loads(lmlab("train", *words, "--json"))["run"])
 
 
-def train(typed: list[str]) -> None:
-    lmlab("train", f"name={NAME}", *keys(TRAIN, typed))
-    seq_len = resolve(NAME, Path("runs")).run.config()["model"]["seq_len"]
-    lengths = [seq_len // 2, seq_len, 2 * seq_len, FACTOR * seq_len]
-    lmlab("eval", NAME, "--long-context", f"--lengths={','.join(map(str, lengths))}", f"--factors={FACTOR}")
-    for scaling in TUNED:
-        own = [] if scaling == "none" else [f"rope_scaling={scaling}", f"rope_scaling.factor={FACTOR}"]
-        lmlab("train", "--from", NAME, f"name={NAME}_{scaling}", f"model.seq_len={FACTOR * seq_len}", *own, *TUNE)
-        word = "none" if scaling == "none" else "own"
-        at = f"--lengths={seq_len},{FACTOR * seq_len}"
-        lmlab("eval", f"{NAME}_{scaling}", "--long-context", at, "--rope-scaling", word)
+def evaluated(run: Path, lengths: list[int], scaling: str | None = None) -> Cells:
+    """{(scaling, length): figures} of the run's last checkpoint, by one scaling (as it is) or by all at FACTOR; an
+    evaluation that is there is not made again."""
+    own = RunDir(run)
+    asked = {"lengths": lengths, "factors": None if scaling else [FACTOR]}
+    report = newest(own, "long-context", own.manifest()["result"]["content_hash"])
+    if report is None or any(report["long_context"][key] != value for key, value in asked.items()):
+        by = [f"--factors={FACTOR}"] if scaling is None else ["--rope-scaling", scaling]
+        lmlab("eval", str(run), "--long-context", f"--lengths={','.join(map(str, lengths))}", *by)
+        report = newest(own, "long-context")
+    assert report is not None
+    return {(cell["scaling"], cell["length"]): cell for cell in report["long_context"]["cells"]}
 
 
-def verdict() -> bool:
-    L, untuned = cells(NAME)
+def measured(typed: list[str]) -> tuple[int, Cells, dict[str, float]]:
+    """(trained length, untuned figures, {scaling: nats/token after tuning})."""
+    run = trained(*keys(TRAIN, typed))
+    L = RunDir(run).config()["model"]["seq_len"]
     far = FACTOR * L
-    loss = {name: untuned[name, far]["sliding_loss"] for name in ("none", "pi", "ntk", "dynamic_ntk", "yarn")}
+    untuned = evaluated(run, [L // 2, L, 2 * L, far])
     tuned = {}
     for name in TUNED:
-        found = cells(f"{NAME}_{name}")[1]
-        tuned[name] = found["none" if name == "none" else "own", far]["sliding_loss"]
+        own = [] if name == "none" else [f"rope_scaling={name}", f"rope_scaling.factor={FACTOR}"]
+        longer = trained("--from", str(run), f"model.seq_len={far}", *own, *TUNE)
+        word = "none" if name == "none" else "own"
+        tuned[name] = evaluated(longer, [L, far], word)[word, far]["sliding_loss"]
+    return L, untuned, tuned
+
+
+def verdict(L: int, untuned: Cells, tuned: dict[str, float]) -> bool:
+    far = FACTOR * L
+    loss = {name: untuned[name, far]["sliding_loss"] for name in ("none", "pi", "ntk", "dynamic_ntk", "yarn")}
     print(
         f"nats/token in sliding windows of {far} tokens; at {L}, as trained, {untuned['none', L]['sliding_loss']:.3f}"
     )
@@ -89,15 +98,5 @@ def _equal(found: dict[tuple[str, int], dict[str, Any]], lengths: list[int], key
     return all(found["dynamic_ntk", n][key] == found["none", n][key] for n in lengths for key in keys)
 
 
-def main(words: list[str]) -> int:
-    try:
-        if "--verdict" not in words:
-            train(words)
-        return 0 if verdict() else 1
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(0 if verdict(*measured(sys.argv[1:])) else 1)
