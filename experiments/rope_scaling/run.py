@@ -1,4 +1,4 @@
-"""One checkpoint, four times its length: which scaling of rotations serves it best, as it is and tuned a little?
+"""One checkpoint at four times its length: which scaling serves it best, untuned and after a short tuning?
 
     python experiments/rope_scaling/run.py      # about 10 minutes on 2 CPU cores; again: what is there is not made again
     python experiments/rope_scaling/run.py model=small model.seq_len=512 train.max_tokens=1e9   # a GPU
