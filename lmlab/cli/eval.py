@@ -1,7 +1,7 @@
 """`lmlab eval`: loss, perplexity and bits per byte of a run's checkpoint, on its own or on other data.
 
 With --probe also what goes on inside the model, layer by layer; with --cache what each kind of cache costs. With
---tasks: tasks of lm_eval instead.
+--long-context: at lengths past the trained one; with --tasks: tasks of lm_eval instead.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from lmlab.cli.eval_long import LongFlags
 from lmlab.cli.eval_tasks import TaskFlags, evaluate_tasks
 
 if TYPE_CHECKING:
     import torch
 
+    from lmlab.cli.open_run import Opened
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
-    from lmlab.data.source import Split
-    from lmlab.data.tasks.source import TaskSource
+    from lmlab.data.source import Source, Split
+    from lmlab.data.tasks.source import TaskSource, TaskSplit
     from lmlab.model.transformer import Transformer
     from lmlab.runs.find import Found
+    from lmlab.runs.rundir import RunDir
 
 MAY_SET = ("data", "kernels", "compile", "device", "train.precision", "paths")
 OF_TASKS = ("kernels", "device", "train.precision", "paths")  # their own data; rows of every length: never compiled
@@ -55,6 +58,19 @@ def evaluate(
         Optional[str],
         typer.Option(metavar="KINDS", help="what caches cost: full,int8,window:N,sink:N+M with commas between"),
     ] = None,
+    long_context: Annotated[
+        bool, typer.Option("--long-context", help="at lengths below and past the trained one, instead")
+    ] = False,
+    lengths: Annotated[
+        Optional[str], typer.Option(metavar="N,…", help="tokens of a window (0.5 to 16 times the trained length)")
+    ] = None,
+    rope_scaling: Annotated[
+        Optional[str],
+        typer.Option("--rope-scaling", metavar="NAMES", help="own,none,pi,ntk,dynamic_ntk,yarn,llama3, some of them"),
+    ] = None,
+    factors: Annotated[
+        Optional[str], typer.Option(metavar="S,…", help="of the scalings (length / trained length)")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a run on stdout")] = False,
 ) -> None:
     """Evaluate runs: the last checkpoint of each, on all of a split. Without RUN: the newest that is done."""
@@ -75,6 +91,8 @@ def evaluate(
     if split not in (None, *SPLITS):
         raise ConfigError(f"`--split` is {split}", "use val or test")
     flags = TaskFlags.of(tasks, limit=limit, batch_size=batch_size, bos=bos, split=split, probe=probe, cache=cache)
+    others = {"--tasks": tasks is not None, "--probe": probe, "--cache": cache is not None}
+    long = LongFlags.of(long_context, lengths=lengths, scalings=rope_scaling, factors=factors, others=others)
     may_set = MAY_SET if flags is None else OF_TASKS
     refuse_keys(keys, may_set, "evaluation")
     root = runs_root(keys)
@@ -89,6 +107,11 @@ def evaluate(
             if flags is not None:
                 opened = open_run(one, keys, config_dir, screen, precision="fp32")
                 evaluate_tasks(one.run, opened, flags, loaded, screen, as_json=as_json)
+                continue
+            if long is not None:
+                report = _evaluate_long(one, keys, split or SPLITS[0], config_dir, screen, long, say_it=not as_json)
+                if as_json:
+                    say(to_json(report))
                 continue
             report = _evaluate_one(one, keys, split or SPLITS[0], config_dir, screen, probe=probe, cache=cache)
         except LmlabError as error:
@@ -128,23 +151,15 @@ def _evaluate_one(
     from lmlab.cli.eval_cache import compare, decoded, read_kinds
     from lmlab.cli.eval_routing import stable
     from lmlab.cli.open_run import open_run
-    from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
-    from lmlab.opened import prepared as prepared_by
     from lmlab.runs.evals import record
     from lmlab.train.routing import Routing
     from lmlab.train.setup import evaluate_file
 
-    run, manifest = found.run, found.run.manifest()
+    run = found.run
     own_run = open_run(found, keys, config_dir, screen)
     exp, tokenizer = own_run.exp, own_run.tokenizer
     kinds = [] if cache is None else read_kinds(cache, exp)
-    # other data, or an imported run, which has none of its own
-    foreign = manifest.get("state") == IMPORTED or any(k.startswith("data") for k in keys)
-    with screen.preparing() as progress:
-        prepared = prepared_by(exp, run.tokenizer_path if foreign else own_tokenizer(run, exp), progress)
-    own = prepared.fingerprint == manifest.get("fingerprint")
-    if not foreign:
-        refuse_other_data(run, prepared)
+    prepared, own = _prepared(own_run, keys, screen)
     model, tokens = own_run.model(), getattr(prepared, split)
     token_bytes = torch.from_numpy(tokenizer.token_bytes)
     how: dict[str, Any] = {"start": tokenizer.start, "token_bytes": token_bytes, "rows": own_run.rows}
@@ -167,7 +182,7 @@ def _evaluate_one(
         "noncausal": model.noncausal() or None,
     }
     if prepared.tasks:
-        report["tasks"] = [_answers(model, name, task, split, own_run.rows) for name, task in prepared.tasks.items()]
+        report["tasks"] = [_answers(model, name, task, split) for name, task in prepared.tasks.items()]
     if model.routed:
         report |= routing.evaluated(split) | stable(own_run, model, tokens, split)
     if probe:
@@ -178,20 +193,82 @@ def _evaluate_one(
         report |= decoded(model, tokens, exp, start=tokenizer.start, token_bytes=token_bytes)
     if not prepared.lossless:
         screen.warn(f"bits per byte can't be told: {prepared.lossy_why}")
-    if split == "test" and own:
-        report["test_evaluations"] = manifest.get("test_evaluations", 0) + 1
-        screen.note(f"test looked at {report['test_evaluations']} times")
+    _count_look(run, report, screen)
     record(run, report)
     return report
 
 
-def _answers(model: Transformer, name: str, task: TaskSource, split: str, rows: int) -> dict[str, Any]:
+def _answers(model: Transformer, name: str, task: TaskSource, split: str) -> dict[str, Any]:
     """Of one task of the split: its examples and answers, those that were right with their 95 % intervals, and what
     guessing scores."""
-    from lmlab.eval.answers import answered
+    from lmlab.eval.task_scores import score
 
-    examples = getattr(task, split)
-    return {"task": name or task.spec.name, **answered(model, examples, rows=rows).told(examples.chance)}
+    asked: TaskSplit = getattr(task, split)
+    chance = {"chance_exact": asked.chance.exact, "chance_token": asked.chance.token}
+    return {"task": name or task.spec.name, **score(model, asked.examples).figures(), **chance}
+
+
+def _evaluate_long(
+    found: Found,
+    keys: list[str],
+    split: str,
+    config_dir: str | None,
+    screen: Screen,
+    flags: LongFlags,
+    *,
+    say_it: bool,
+) -> dict[str, Any]:
+    from lmlab.cli.eval_long import evaluate_long
+    from lmlab.cli.eval_long_tables import draw_long, print_long
+    from lmlab.cli.open_run import open_run
+    from lmlab.errors import ConfigError
+    from lmlab.runs.evals import record
+
+    own_run = open_run(found, keys, config_dir, screen)
+    prepared, own = _prepared(own_run, keys, screen)
+    if not prepared.corpora:
+        raise ConfigError(
+            f"`--long-context` reads a text, and `data={own_run.exp.data.name}` is a task alone",
+            "leave --long-context out, or name a text: data=sotu",
+        )
+    report = {
+        "run": str(found.run.path),
+        **own_run.told(),
+        "data": own_run.exp.data.name,
+        "fingerprint": prepared.fingerprint,
+        "own_data": own,
+        "split": split,
+        "long_context": evaluate_long(found, own_run, prepared.corpora[0], split, flags, screen),
+    }
+    _count_look(found.run, report, screen)
+    path = record(found.run, report, of="long-context")
+    draw_long(report, path.with_suffix(".svg"))
+    if say_it:
+        print_long(report)
+        screen.note(f"wrote {path} and the figure beside it")
+    return report
+
+
+def _prepared(opened: Opened, keys: list[str], screen: Screen) -> tuple[Source, bool]:
+    """(the data, whether it is what the run was trained on). Other data may be typed, and an imported run has none of
+    its own; else it must be what it was."""
+    from lmlab.opened import IMPORTED, own_tokenizer, refuse_other_data
+    from lmlab.opened import prepared as prepared_by
+
+    run, exp, manifest = opened.run, opened.exp, opened.run.manifest()
+    foreign = manifest.get("state") == IMPORTED or any(k.startswith("data") for k in keys)
+    with screen.preparing() as progress:
+        prepared = prepared_by(exp, run.tokenizer_path if foreign else own_tokenizer(run, exp), progress)
+    if not foreign:
+        refuse_other_data(run, prepared)
+    return prepared, prepared.fingerprint == manifest.get("fingerprint")
+
+
+def _count_look(run: RunDir, report: dict[str, Any], screen: Screen) -> None:
+    """Every look at the run's own test split is counted."""
+    if report["split"] == "test" and report["own_data"]:
+        report["test_evaluations"] = run.manifest().get("test_evaluations", 0) + 1
+        screen.note(f"test looked at {report['test_evaluations']} times")
 
 
 def _probed(model: Transformer, tokens: Split, exp: Experiment, *, start: int, device: torch.device) -> dict[str, Any]:

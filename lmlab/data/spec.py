@@ -107,6 +107,52 @@ class Passkey(TaskSpec):
     digits: int = setting(5, "digits of the number, leading zeros kept", ge=1, le=5, probe=3)
 
 
+@option("data", "copy", build="lmlab.data.tasks.copies:Copy")
+class Copy(TaskSpec):
+    """Half a row of random tokens, a separator, and the same again: every token of the second half is an answer."""
+
+    vocab_size: int = setting(32, "ids: separator, padding of odd rows, tokens", ge=4, probe=64)
+
+
+@option("data", "selective_copy", build="lmlab.data.tasks.copies:SelectiveCopy")
+class SelectiveCopy(TaskSpec):
+    """Tokens among noise, then as many places that ask for them in order. Gu & Dao 2023 (arXiv 2312.00752)."""
+
+    n_tokens: int = setting(16, "tokens to be kept; a row needs 2 tokens for each", ge=1, probe=8)
+    vocab_size: int = setting(18, "ids: noise, what asks, tokens", ge=4, probe=34)
+
+
+@option("data", "needle", build="lmlab.data.tasks.needle:Needle")
+class Needle(TaskSpec):
+    """A marked pair of key and value in random ids, its key at the end: what is its value? The same in text is
+    needle_text."""
+
+    n_needles: int = setting(1, "marked pairs, of which one is asked for", ge=1, probe=2)
+    vocab_size: int = setting(256, "ids: mark, what asks, keys and values", ge=4, probe=128)
+
+
+@option("data", "needle_text", build="lmlab.data.tasks.needle_text:NeedleText")
+class NeedleText(TaskSpec):
+    """Numbers of named things in filler text, one of them asked for at the end, by the run's tokenizer: the single
+    needle of RULER with others beside it. Hsieh et al. 2024 (arXiv 2404.06654)."""
+
+    text: ClassVar[bool] = True
+
+    n_needles: int = setting(2, "stated numbers, of which one is asked for", ge=1, le=16, probe=1)
+    digits: int = setting(2, "digits of a number, leading zeros kept", ge=1, le=5, probe=3)
+
+
+@option("data", "vt", build="lmlab.data.tasks.variables:VariableTracking")
+class VariableTracking(TaskSpec):
+    """Chains of assignments in filler text; asked for every variable that has the value of one chain, by the run's
+    tokenizer. Variable tracking of RULER, Hsieh et al. 2024 (arXiv 2404.06654)."""
+
+    text: ClassVar[bool] = True
+
+    n_chains: int = setting(2, "chains, of which one is asked for", ge=1, probe=1)
+    n_hops: int = setting(2, "assignments of a variable to the next in each chain", ge=0, probe=1)
+
+
 @option("data", "mix", build="lmlab.data.mixed_batches:MixedBatches")
 class Mix(DataSpec):
     """Several at once, each row of one part: corpora and tasks in text. val, test and a tokenizer that is trained are

@@ -69,19 +69,24 @@ class SoftmaxAttention(nn.Module):
     def prepare(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor, dtype: torch.dtype) -> View:
         """Mask, window and positions as the backend wants them."""
         T, S, device = q_pos_BT.shape[1], k_pos_BS.shape[1], q_pos_BT.device
-        if self.window is not None and self.window < S and not mask.windowed:
+        tables = tables if self.has_positions else PosTables()
+        scores = self.scores_of(mask, tables, q_pos_BT, k_pos_BS)
+        where = self.ops.device if device.type == "meta" else device
+        backend, why = self.choose(scores, T, S, where, dtype, cached=mask.windowed)
+        rendered = self.ops.render[backend](scores, T, S, dtype, device)
+        return View(backend, why, scores, rendered, tables.rotation(dtype))
+
+    def scores_of(self, mask: Mask, tables: PosTables, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Scores:
+        """What happens to this layer's scores, its own window and positions among it; nothing of it is T×S."""
+        if self.window is not None and self.window < k_pos_BS.shape[1] and not mask.windowed:
             mask = mask & window(self.window)
         tables = tables if self.has_positions else PosTables()
-        scores = mask.scores(
+        return mask.scores(
             positions=(shared_row(q_pos_BT), shared_row(k_pos_BS)) if tables.biased else None,
             slope_H=tables.slope_H,
             bias_HR=tables.bias_HR,
             softcap=self.softcap,
         )
-        where = self.ops.device if device.type == "meta" else device
-        backend, why = self.choose(scores, T, S, where, dtype, cached=mask.windowed)
-        rendered = self.ops.render[backend](scores, T, S, dtype, device)
-        return View(backend, why, scores, rendered, tables.rotation(dtype))
 
     def choose(
         self, scores: Scores, T: int, S: int, device: torch.device, dtype: torch.dtype, *, cached: bool = False

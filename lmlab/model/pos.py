@@ -130,6 +130,7 @@ class Rope(Position):
 
     def scale_by(self, scaling: Scaling) -> None:
         self.scaling, self.needs_length = scaling, scaling.needs_length
+        self.angles = Angles(self.angles.theta, self.angles.width)  # its table was of other frequencies
         self.angles.frequencies = scaling.frequencies
 
     def tables(self, q_pos_BT: Tensor, k_pos_BS: Tensor, length_BT: Optional[Tensor] = None) -> PosTables:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -51,19 +52,6 @@ class Pieces:
                 raise self.cannot_spell(texts[i])
         return [np.array(ids[len(first) :], dtype=np.int64) for ids in others]
 
-    def space(self, word: str, texts: Sequence[str]) -> str:
-        """What stands between `word`, which asks, and an answer: " " where that is a token of its own before each of
-        `texts` and belongs to the question, so that no answer token is given away; "" where it is the answer's."""
-        try:
-            self.many(texts, word + " ")
-        except DataError:
-            return ""
-        return " "
-
-    def answers(self, texts: Sequence[str], word: str, space: str) -> list[np.ndarray]:
-        """The ids of each answer after `word` and `space`."""
-        return self.many(texts, word + space) if space else self.many([f" {text}" for text in texts], word)
-
     def check(self, ids: Sequence[int], text: str) -> None:
         """Raises DataError unless pieces put together are the text."""
         if self.tokenizer.decode([int(i) for i in ids]).strip() != text.strip():
@@ -82,6 +70,43 @@ class Pieces:
             self._filler = np.tile(self.filler_ids, 2 * n_times)
         end = n_times * len(self.filler_ids)
         return self._filler[end - n_tokens : end] if whole_at_end else self._filler[:n_tokens]
+
+
+class Numbers:
+    """Answers of `digits` digits, leading zeros kept, each equally likely, after the word "is".
+
+    space: " " where it is a token of its own before every number and ends the question, so that no answer token is
+    given away; "" where it is a part of the answer's first token.
+    """
+
+    def __init__(self, pieces: Pieces, digits: int) -> None:
+        self.pieces, self.digits, self.n = pieces, digits, 10**digits
+        some = [digit * n for digit in "0123456789" for n in {1, digits}]
+        try:
+            pieces.many(some, "is ")
+            self.space = " "
+        except DataError:
+            self.space = ""
+
+    def spelled(self, numbers: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each after "is" and the space."""
+        if self.space:
+            return self.pieces.many(numbers, "is ")
+        return self.pieces.many([f" {number}" for number in numbers], "is")
+
+    def text(self, number: int) -> str:
+        return f"{number:0{self.digits}d}"
+
+    @cached_property
+    def longest(self) -> np.ndarray:
+        """As many ids as a number can have: those of one in which every digit is a token of its own."""
+        first, later = self.spelled(list("0123456789")), self.pieces.tokenizer.encode_batch(list("0123456789"))
+        n_tokens = max(map(len, first)) + (self.digits - 1) * max(map(len, later))
+        return np.zeros(n_tokens, dtype=np.int64)
+
+    @cached_property
+    def chance(self) -> Chance:
+        return guessing(self.spelled([self.text(i) for i in range(self.n)]))
 
 
 def guessing(spelled: Sequence[np.ndarray], n_answers: int = 1) -> Chance:

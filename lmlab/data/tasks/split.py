@@ -31,7 +31,7 @@ def draw(task: Task, split: str, seed: int, k: int, rows: int, length: int, dept
     """
     if split not in SPLITS:
         raise ConfigError(f"a task has no split `{split}`", f"use one of {', '.join(SPLITS)}")
-    key = hashlib.blake2b(f"lmlab task {split} {seed} {k}".encode(), digest_size=32).digest()
+    key = hashlib.blake2b(f"lmlab task {split} {seed} {k} {length} {depth}".encode(), digest_size=32).digest()
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(int.from_bytes(key, "little"))))
     share = sum(part != split for part in (*PARTS.values(), *["train"] * 6))
     kept: list[Examples] = []

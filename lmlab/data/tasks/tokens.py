@@ -106,6 +106,8 @@ def following(inputs_BT: np.ndarray) -> np.ndarray:
 def distinct(rng: np.random.Generator, n: int, of: int, k: int, log_weights: np.ndarray | float = 0.0) -> np.ndarray:
     """(n, k) rows of k different numbers below `of`, drawn one after the other by weight: the k largest of log weight
     plus Gumbel noise (Efraimidis & Spirakis 2006)."""
+    if k == 0:
+        return np.zeros((n, 0), dtype=np.int64)
     scores = log_weights + rng.gumbel(size=(n, of))
     best = np.argpartition(scores, of - k, axis=1)[:, of - k :]
     order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1)  # as they were drawn

@@ -63,6 +63,12 @@ CASES = [
     ("mqar", "byte", {"n_pairs": 1, "vocab_size": 4}),
     ("induction", "byte", {"vocab_size": 3}),
     ("passkey", "bpe", {"digits": 2}),
+    ("copy", "byte", {"vocab_size": 4}),
+    ("selective_copy", "byte", {"n_tokens": 5, "vocab_size": 4}),
+    ("needle", "byte", {"n_needles": 5, "vocab_size": 8}),
+    ("needle_text", "bpe", {"n_needles": 5, "digits": 4}),
+    ("vt", "bpe", {"n_chains": 3, "n_hops": 1}),
+    ("vt", "sentencepiece", {"n_chains": 1, "n_hops": 4}),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from task_cases import CASES, TASKS, case_id, task
+from task_cases import CASES, TASKS, TOKENIZERS, case_id, task
 
 from lmlab.data.tasks import split
 from lmlab.data.tasks.base import Chance, Examples, Task
@@ -91,7 +91,11 @@ SMALL = [
     *((name, "byte", {}) for name in TASKS if not task(name).text),
     ("mqar", "byte", {"n_pairs": 2, "vocab_size": 8}),
     ("induction", "byte", {"vocab_size": 5}),
-    *(("passkey", kind, {"digits": 2}) for kind in ("byte", "bpe", "sentencepiece")),
+    ("needle", "byte", {"n_needles": 3, "vocab_size": 8}),
+    ("copy", "byte", {"vocab_size": 4}),
+    ("selective_copy", "byte", {"n_tokens": 3, "vocab_size": 5}),
+    *(("passkey", kind, {"digits": 2}) for kind in TOKENIZERS),
+    *((name, kind, {}) for kind in TOKENIZERS for name in ("needle_text", "vt")),
 ]
 
 

@@ -1,0 +1,187 @@
+"""What `lmlab eval --long-context` prints, and its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lmlab.report.palette import LIGHT
+
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+Figure = Callable[[dict[str, Any]], "str | None"]
+
+
+def print_long(report: dict[str, Any]) -> None:
+    """A block of rows per figure (a row a scaling, a column a length), losses by position, how far scores hold."""
+    from lmlab.cli.progress import say
+    from lmlab.cli.tables import print_table
+
+    long = report["long_context"]
+    say(_first_line(report, long))
+    lengths, trained = long["lengths"], long["trained_length"]
+    head = ["", "rope_scaling", *(f"{n:,}{'*' if n == trained else ''}" for n in lengths)]
+    rows = []
+    for title, figure in FIGURES:
+        for n, (name, cells) in enumerate(by_scaling(long)):
+            shown = [_shown(cells.get(length), figure) for length in lengths]
+            rows.append([title if n == 0 else "", name, *shown])
+    print_table(head, rows)
+    say(f"* the trained length · sliding windows advance by half · ± standard error over {_units(long)}")
+    for why in dict.fromkeys(c["not_available"] for c in long["cells"] if c["not_available"]):
+        say(f"not available: {why}")
+    print_positions(long)
+    print_summary(long)
+    print_memory(long)
+
+
+def _first_line(report: dict[str, Any], long: dict[str, Any]) -> str:
+    where = f"{report['data']} {report['split']}, {long['tokens']:,} tokens of {_units(long)}, {report['precision']}"
+    tuned = "" if long["trained_scaling"] == "none" else f", with rope_scaling {long['trained_scaling']}"
+    return f"{report['run']}  step {report['step']}  trained at {long['trained_length']:,} tokens{tuned}  {where}"
+
+
+def _units(long: dict[str, Any]) -> str:
+    what = "document" if long["unit"] == "documents" else "stretch of the stream"
+    n = long["n_documents"]
+    many = what if n == 1 else {"document": "documents"}.get(what, "stretches of the stream")
+    return f"{n} {many}"
+
+
+def by_scaling(long: dict[str, Any]) -> list[tuple[str, dict[int, dict[str, Any]]]]:
+    """(name, {length: cell}) in order; where factors were typed a scaling has one such row per factor."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    factors: dict[str, set[float]] = {}
+    for cell in long["cells"]:
+        factors.setdefault(cell["scaling"], set()).add(cell["factor"])
+    typed = long.get("factors") is not None
+    for cell in long["cells"]:
+        name = cell["scaling"]
+        name += f" {cell['factor']:g}" if typed and cell["factor"] is not None else ""
+        found.setdefault(name, {})[cell["length"]] = cell
+    return list(found.items())
+
+
+def _shown(cell: dict[str, Any] | None, figure: Figure) -> str:
+    if cell is None or cell["not_available"]:
+        return "n/a"
+    return figure(cell) or "–"
+
+
+def _with_se(value: float | None, se: float | None, form: str) -> str | None:
+    if value is None:
+        return None
+    return format(value, form) + ("" if se is None else f" ±{se:{form.lstrip('+')}}")
+
+
+def _needle(cell: dict[str, Any]) -> str | None:
+    n = sum(one["n"] for one in cell["needle"])
+    return f"{sum(one['correct'] for one in cell['needle'])}/{n}" if n else None
+
+
+FIGURES: tuple[tuple[str, Figure], ...] = (
+    ("perplexity, windows apart", lambda c: f"{c['perplexity']:.4g}"),
+    ("nats/token, windows apart", lambda c: _with_se(c["loss"], c["loss_se"], ".3f")),
+    ("nats/token, sliding", lambda c: _with_se(c["sliding_loss"], c["sliding_loss_se"], ".3f")),
+    ("context gain, nats", lambda c: _with_se(c["context_gain"], c["context_gain_se"], "+.3f")),
+    ("key tokens, nats", lambda c: _with_se(c["key_loss"], c["key_loss_se"], ".3f")),
+    ("row repeated: nats gained", lambda c: c["copy"] and _with_se(c["copy"]["gain"], c["copy"]["gain_se"], "+.3f")),
+    ("row repeated: recalled", lambda c: c["copy"] and f"{c['copy']['accuracy']:.1%}"),
+    ("needle, of 10 words", _needle),
+)
+
+
+def print_positions(long: dict[str, Any]) -> None:
+    """nats/token by position at the longest length that any scaling has."""
+    from lmlab.cli.progress import say
+    from lmlab.cli.tables import print_table
+
+    having = [c["length"] for c in long["cells"] if not c["not_available"]]
+    if not having:
+        return
+    last = max(having)
+    columns = [(name, cells[last]) for name, cells in by_scaling(long) if not cells[last]["not_available"]]
+    say(f"nats/token by position in windows of {last:,}")
+    rows = []
+    for n, bucket in enumerate(columns[0][1]["buckets"]):
+        means = [f"{cell['buckets'][n]['nats'] / cell['buckets'][n]['tokens']:.3f}" for _, cell in columns]
+        rows.append([f"{bucket['from']:,}–{bucket['to']:,}", f"{bucket['tokens']:,}", *means])
+    print_table(["position", "targets", *(name for name, _ in columns)], rows)
+
+
+def print_summary(long: dict[str, Any]) -> None:
+    from lmlab.cli.progress import say
+    from lmlab.cli.tables import print_table
+
+    def length(value: int | None) -> str:
+        return "–" if value is None else f"{value:,}"
+
+    rows = []
+    for one in long["summary"]:
+        factor = "" if one["factor"] is None else f" {one['factor']:g}"
+        score = "–" if one["trained_score"] is None else f"{one['trained_score']:.1%}"
+        chance = "–" if one["chance"] is None else f"{one['chance']:.2g}"
+        far = [length(one[key]) for key in ("effective_length", "largest_80", "k_max")]
+        area = "–" if one["area"] is None else f"{one['area']:.3f}"
+        rows.append([one["what"], one["scaling"] + factor, score, chance, *far, area])
+    if rows:
+        say("how far scores hold")
+        head = [
+            "score",
+            "rope_scaling",
+            "at trained",
+            "chance",
+            "≥ 85 % of it",
+            "≥ 80 %",
+            "≥ 20 %",
+            "mean over log₂ length",
+        ]
+        print_table(head, rows)
+
+
+def print_memory(long: dict[str, Any]) -> None:
+    from lmlab.cli.tables import print_table
+    from lmlab.runs.machine import gib
+
+    rows = []
+    for one in long["memory"]:
+        if one["not_available"]:
+            rows.append([f"{one['length']:,}", *["n/a"] * 4])
+            continue
+        rates = [f"{one[key]:,.0f}" for key in ("prefill_tokens_per_s", "decode_tokens_per_s")]
+        rows.append([f"{one['length']:,}", gib(one["kv_bytes"]), gib(one["kv_bytes_measured"]), *rates])
+    print_table(["tokens", "cache by formula", "measured", "prefill tokens/s", "decode tokens/s"], rows)
+
+
+def draw_long(report: dict[str, Any], path: Path) -> None:
+    """Perplexity against length, and the loss by position at the longest one, a line per scaling."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    long = report["long_context"]
+    with matplotlib.rc_context({"svg.hashsalt": "lmlab", "svg.fonttype": "none", "font.size": 9.0}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
+        for n, (name, cells) in enumerate(by_scaling(long)):
+            had = {length: cell for length, cell in sorted(cells.items()) if not cell["not_available"]}
+            if not had:
+                continue
+            how: dict[str, Any] = {"label": name, "color": LIGHT[n % len(LIGHT)], "marker": MARKS[n % len(MARKS)]}
+            left.plot(list(had), [cell["perplexity"] for cell in had.values()], **how)
+            buckets = had[max(had)]["buckets"]
+            right.plot([(b["from"] + b["to"]) / 2 for b in buckets], [b["nats"] / b["tokens"] for b in buckets], **how)
+        left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log")
+        right.set(xlabel=f"position in windows of {max(long['lengths']):,}", ylabel="nats/token")
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.axvline(long["trained_length"], color="#8a8a8a", linewidth=1, linestyle=":")
+            axes.grid(color="#e6e6e6", linewidth=0.6)
+            axes.set_axisbelow(True)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+        left.legend(frameon=False)
+        figure.suptitle(f"{Path(report['run']).name}: the dotted line is the trained length", fontsize=9)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        pyplot.close(figure)

@@ -1,0 +1,41 @@
+"""How far a score holds as rows get longer: the field's measures, of {length: score}."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+HOLDS, WELL, FOUND = 0.85, 0.8, 0.2
+
+
+def effective_length(scores: Mapping[int, float], trained: int) -> int | None:
+    """The largest length with at least 85 % of the score at the trained length; None without a score there, or of 0."""
+    base = scores.get(trained)
+    return largest(scores, HOLDS * base) if base else None
+
+
+def largest(scores: Mapping[int, float], at_least: float) -> int | None:
+    """The largest length with such a score: 0.8 in YaRN (Peng et al. 2023, 2309.00071), 0.2 in PI, whose k_max it is
+    (Chen et al. 2023, 2306.15595)."""
+    return max((length for length, score in scores.items() if score >= at_least), default=None)
+
+
+def area(scores: Mapping[int, float]) -> float | None:
+    """Mean score over log2 length, by trapezoids; None of a single length."""
+    points = sorted((math.log2(length), score) for length, score in scores.items())
+    if len(points) < 2:
+        return None
+    under = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+    return under / (points[-1][0] - points[0][0])
+
+
+def score_summary(scores: Mapping[int, float], trained: int) -> dict[str, Any]:
+    return {
+        "trained_score": scores.get(trained),
+        "effective_length": effective_length(scores, trained),
+        "largest_80": largest(scores, WELL),
+        "k_max": largest(scores, FOUND),
+        "area": area(scores),
+    }
