@@ -1,6 +1,6 @@
 """One checkpoint at four times its length: which scaling serves it best, untuned and after a short tuning?
 
-    python experiments/rope_scaling/run.py      # about 10 minutes on 2 CPU cores; again: what is there is not made again
+    python experiments/rope_scaling/run.py      # about 10 minutes on 2 CPU cores; what is there is kept
     python experiments/rope_scaling/run.py model=small model.seq_len=512 train.max_tokens=1e9   # a GPU
 
 Other words go to the training, in place of those below. What must hold is, in shape, what Chen et al. 2023

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmlab.cli.progress import Screen
     from lmlab.config.tree import Experiment
     from lmlab.data.source import Source, Split
-    from lmlab.data.tasks.source import TaskSource
+    from lmlab.data.tasks.source import TaskSource, TaskSplit
     from lmlab.model.transformer import Transformer
     from lmlab.runs.find import Found
     from lmlab.runs.rundir import RunDir
@@ -210,7 +210,7 @@ def _evaluate_one(
         "noncausal": model.noncausal() or None,
     }
     if prepared.tasks:
-        report["tasks"] = [_answers(model, name, task, split, own_run.rows) for name, task in prepared.tasks.items()]
+        report["tasks"] = [_answers(model, name, task, split) for name, task in prepared.tasks.items()]
     if model.routed:
         report |= routing.evaluated(split) | stable(own_run, model, tokens, split)
     if probe:
@@ -226,6 +226,16 @@ def _evaluate_one(
     return report
 
 
+def _answers(model: Transformer, name: str, task: TaskSource, split: str) -> dict[str, Any]:
+    """Of one task of the split: its examples and answers, those that were right with their 95 % intervals, and what
+    guessing scores."""
+    from lmlab.eval.task_scores import score
+
+    asked: TaskSplit = getattr(task, split)
+    chance = {"chance_exact": asked.chance.exact, "chance_token": asked.chance.token}
+    return {"task": name or task.spec.name, **score(model, asked.examples).figures(), **chance}
+
+
 def _evaluate_long(
     found: Found,
     keys: list[str],
@@ -239,10 +249,16 @@ def _evaluate_long(
     from lmlab.cli.eval_long import evaluate_long
     from lmlab.cli.eval_long_tables import draw_long, print_long
     from lmlab.cli.open_run import open_run
+    from lmlab.errors import ConfigError
     from lmlab.runs.evals import record
 
     own_run = open_run(found, keys, config_dir, screen)
     prepared, own = _prepared(own_run, keys, screen)
+    if not prepared.corpora:
+        raise ConfigError(
+            f"`--long-context` reads a text, and `data={own_run.exp.data.name}` is a task alone",
+            "leave --long-context out, or name a text: data=sotu",
+        )
     report = {
         "run": str(found.run.path),
         **own_run.told(),
@@ -250,7 +266,7 @@ def _evaluate_long(
         "fingerprint": prepared.fingerprint,
         "own_data": own,
         "split": split,
-        "long_context": evaluate_long(found, own_run, prepared, split, flags, screen),
+        "long_context": evaluate_long(found, own_run, prepared.corpora[0], split, flags, screen),
     }
     _count_look(found.run, report, screen)
     path = record(found.run, report, of="long-context")
@@ -281,15 +297,6 @@ def _count_look(run: RunDir, report: dict[str, Any], screen: Screen) -> None:
     if report["split"] == "test" and report["own_data"]:
         report["test_evaluations"] = run.manifest().get("test_evaluations", 0) + 1
         screen.note(f"test looked at {report['test_evaluations']} times")
-
-
-def _answers(model: Transformer, name: str, task: TaskSource, split: str, rows: int) -> dict[str, Any]:
-    """Of one task of the split: its examples and answers, those that were right with their 95 % intervals, and what
-    guessing scores."""
-    from lmlab.eval.answers import answered
-
-    examples = getattr(task, split)
-    return {"task": name or task.spec.name, **answered(model, examples, rows=rows).told(examples.chance)}
 
 
 def _probed(model: Transformer, tokens: Split, exp: Experiment, *, start: int, device: torch.device) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _set(found: dict[str, DataSpec], word: str) -> None:
     value = _read(text, field)
     value = [*getattr(part, name), value] if field.is_list else value
     if wrong := problem(value, field):
-        raise ConfigError(f"`data.settings`: {key} {wrong}", f"`lmlab options data.{label}` shows what it takes")
+        raise ConfigError(f"`data.settings`: {key} {wrong}", f"`lmlab options {label}` shows what it takes")
     found[label] = dataclasses.replace(part, **{name: value})  # type: ignore[arg-type]
 
 

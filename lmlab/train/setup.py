@@ -13,8 +13,8 @@ from lmlab.config.tree import Experiment
 from lmlab.data.batches import Batch
 from lmlab.data.source import Batches, Source, Split
 from lmlab.errors import RunError
-from lmlab.eval.answers import answered
 from lmlab.eval.loss import LossSum, evaluate, total
+from lmlab.eval.task_scores import score
 from lmlab.kernels.resolve import Ops
 from lmlab.model.cache import CacheKind
 from lmlab.model.transformer import Transformer, build
@@ -115,8 +115,8 @@ class Trainer:
         found: dict[str, float] = {}
         for name, source in self.prepared.tasks.items():
             prefix = f"{split}/{name}" if name else split
-            score = answered(self.twin.model, getattr(source, split), rows=self.stepper.micro_rows)
-            found |= {f"{prefix}/token_accuracy": score.token_accuracy, f"{prefix}/exact": score.exact}
+            figures = score(self.twin.model, getattr(source, split).examples).figures()
+            found |= {f"{prefix}/{figure}": figures[figure] for figure in ("token_accuracy", "exact")}
         return found
 
     def first_of_val(self, n_tokens: int) -> Iterator[Batch]:

@@ -140,7 +140,7 @@ REFUSED = {
     ),
     "data=mix data.mix=[sotu:0.5,passkey:0.5] data.settings=[passkey.digits:0]": (
         "`data.settings`: passkey.digits is 0, which is not a whole number ≥ 1",
-        "`lmlab options data.passkey`",
+        "`lmlab options passkey`",
     ),
     "data=mix data.mix=[sotu:0.5,passkey:0.5] data.settings=[sotu.packing:documents]": (
         "packing is of the whole mixture",
