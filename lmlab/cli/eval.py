@@ -249,16 +249,10 @@ def _evaluate_long(
     from lmlab.cli.eval_long import evaluate_long
     from lmlab.cli.eval_long_tables import draw_long, print_long
     from lmlab.cli.open_run import open_run
-    from lmlab.errors import ConfigError
     from lmlab.runs.evals import record
 
     own_run = open_run(found, keys, config_dir, screen)
     prepared, own = _prepared(own_run, keys, screen)
-    if not prepared.corpora:
-        raise ConfigError(
-            f"`--long-context` reads a text, and `data={own_run.exp.data.name}` is a task alone",
-            "leave --long-context out, or name a text: data=sotu",
-        )
     report = {
         "run": str(found.run.path),
         **own_run.told(),
@@ -266,7 +260,7 @@ def _evaluate_long(
         "fingerprint": prepared.fingerprint,
         "own_data": own,
         "split": split,
-        "long_context": evaluate_long(found, own_run, prepared.corpora[0], split, flags, screen),
+        "long_context": evaluate_long(found, own_run, prepared, split, flags, screen),
     }
     _count_look(found.run, report, screen)
     path = record(found.run, report, of="long-context")

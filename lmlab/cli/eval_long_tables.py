@@ -203,9 +203,9 @@ def draw_long(report: dict[str, Any], path: Path) -> None:
             right[0].plot(
                 [(b["from"] + b["to"]) / 2 for b in buckets], [b["nats"] / b["tokens"] for b in buckets], **how
             )
-        left.set(xlabel="tokens in a row", ylabel="examples right", ylim=(-0.02, 1.02))
+        left.set(xlabel="tokens in a row", ylabel="examples right")
         if long["cells"]:
-            left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log", ylim=(None, None))
+            left.set(xlabel="tokens in a window", ylabel="perplexity, windows apart", yscale="log")
             for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
                 formatter("{x:,.5g}")
             right[0].set(xlabel=f"position in windows of {max(long['lengths']):,}", ylabel="nats/token")
