@@ -10,6 +10,7 @@ Other words go to the sweep, in place of those of sweep.yaml. What must hold is,
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -25,8 +26,8 @@ ARMS = ("rope", "alibi", "sinusoidal", "t5", "learned")
 TIMES = (1, 2, 4, 8)
 
 
-def lmlab(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "lmlab", *words], check=True)
+def lmlab(*words: str) -> str:
+    return subprocess.run([sys.executable, "-m", "lmlab", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def ratios(run: RunDir) -> dict[int, float | None]:
@@ -62,14 +63,17 @@ def verdict(found: dict[str, list[dict[int, float | None]]]) -> bool:
 
 
 def main(words: list[str]) -> int:
-    if "--verdict" not in words:
-        lmlab("sweep", f"experiment={NAME}", *words)
-        lmlab("eval", NAME, "--long-context", "--rope-scaling", "none")
+    only_verdict = "--verdict" in words
+    sweep = ["sweep", f"experiment={NAME}", *(word for word in words if word != "--verdict")]
+    folder = json.loads(lmlab(*sweep, "--dry-run", "--json"))["sweep"]
+    if not only_verdict:
+        lmlab(*sweep)
+        print(lmlab("eval", folder, "--long-context", "--rope-scaling", "none"))
     found: dict[str, list[dict[int, float | None]]] = defaultdict(list)
-    with opened([NAME], Path("runs")) as selection:
+    with opened([folder], Path("runs")) as selection:
         for run in selection.runs:
             found[run.config()["pos"]["name"]].append(ratios(run))
-    print(f"perplexity over that at L, mean of {len(found['rope'])} seeds")
+    print(f"perplexity over that at L, {len(found['rope'])} of each")
     return 0 if verdict(found) else 1
 
 

@@ -241,7 +241,7 @@ def evaluate_long(
             screen.note(f"left out: {text.unspelled}")
     ids = np.zeros(1, dtype=np.int64) if text is None else text.found.units[0].ids
     with screen.preparing() as progress:
-        report = Suite(model, asked, text, tasks).run(progress)
+        report = Suite(model, asked, text, tasks, split).run(progress)
         report["memory"] = [memory_of(model, ids, length, progress) for length in asked.lengths]
     report["trained_scaling"] = _said(own.exp.rope_scaling)
     return report

@@ -113,7 +113,7 @@ def task_cells(
     *,
     name: str,
     seed: int = 0,
-    split: str = "test",
+    split: str = "val",
     scaling: str = "own",
     factor: float | None = None,
 ) -> list[dict[str, Any]]:

@@ -61,6 +61,7 @@ class Suite:
     asked: Asked
     text: TextPart | None
     tasks: Mapping[str, Task]
+    split: str  # that tasks' examples are drawn from
     memo: dict[Key, tuple[dict[str, Any], list[dict[str, Any]]]] = field(default_factory=dict)
 
     def run(self, say: Say) -> dict[str, Any]:
@@ -117,7 +118,8 @@ class Suite:
 
     def of_tasks(self, length: int) -> list[dict[str, Any]]:
         n = min(MOST_EXAMPLES, max(LEAST_EXAMPLES, TASK_TOKENS // length))
-        made = (task_cells(task, self.model, [length], TASK_DEPTHS, n, name=name) for name, task in self.tasks.items())
+        how: dict[str, Any] = dict(lengths=[length], depths=TASK_DEPTHS, n=n, split=self.split)
+        made = (task_cells(task, self.model, name=name, **how) for name, task in self.tasks.items())
         return [cell for one in made for cell in one]
 
     # ------------------------------------------------------------ how far scores hold
