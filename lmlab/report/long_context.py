@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from lmlab.report.comparison import named
 from lmlab.report.long_lines import lines, maps
 from lmlab.report.long_read import KEY
-from lmlab.report.long_series import NEEDLE, Measured, Series, average, measured, series, token_set
+from lmlab.report.long_series import NEEDLE, Measured, Series, average, measured, reasons, series, token_set
 from lmlab.report.long_tables import answers, chance_of, scores_table, short_table, speed_table, text_table
 from lmlab.report.model import Arm, LongContext
 from lmlab.report.why import number as short
@@ -196,12 +196,12 @@ def _not_available(all_of: Sequence[Series]) -> Iterator[str]:
     """Lines that have no figure at some length, and why."""
     told: dict[tuple[str, str], list[str]] = {}
     for one in all_of:
-        gone = {why: length for length, why in sorted(one.missing.items(), reverse=True)}
+        gone = reasons(one.missing)
         for task, missing in one.tasks_missing.items():
-            gone |= {f"{task}: {why}": n for n, why in sorted(missing.items(), reverse=True) if why not in gone}
-        for why, first in gone.items():
-            told.setdefault((f"{first:,}", why), []).append(one.name or "the arm")
-    yield from (f"not available from {n} tokens on: {why} ({named(names)})" for (n, why), names in told.items())
+            gone |= {f"{task}: {why}": lengths for why, lengths in reasons(missing).items() if why not in gone}
+        for why, lengths in gone.items():
+            told.setdefault((", ".join(f"{n:,}" for n in lengths), why), []).append(one.name or "the arm")
+    yield from (f"not available at {at} tokens: {why} ({named(names)})" for (at, why), names in told.items())
 
 
 def _alone(all_of: Sequence[Series]) -> Iterator[str]:

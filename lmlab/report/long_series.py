@@ -7,6 +7,7 @@ computed anew but means, sample deviations and sums of counts.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,14 @@ class Measured:
     apart: list[str]  # runs on another token set than most
     without: list[str]  # runs without an evaluation, or with one of another checkpoint
     stale: bool  # whether there is one of another checkpoint
+
+
+def reasons(missing: dict[int, str]) -> dict[str, list[int]]:
+    """{why: the lengths that are not available for it}; reasons that differ in their numbers alone are one."""
+    found: dict[str, tuple[str, list[int]]] = {}
+    for length, why in sorted(missing.items()):
+        found.setdefault(re.sub(r"\d[\d,]*", "#", why), (why, []))[1].append(length)
+    return dict(found.values())
 
 
 def numbers(found: Sequence[Found], key: str) -> list[float]:

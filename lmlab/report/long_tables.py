@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from lmlab.report.checked import number
-from lmlab.report.long_series import COPY, NEEDLE, NEEDLE_CHANCE, Found, Series, average, exp, numbers
+from lmlab.report.long_series import COPY, NEEDLE, NEEDLE_CHANCE, Found, Series, average, exp, numbers, reasons
 from lmlab.report.model import Arm, Cell, Column, Stat, Table
 from lmlab.report.tables import MISSING, whole, with_spread
 from lmlab.report.why import number as short
@@ -147,13 +147,10 @@ def _longest(rows: Sequence[Found], key: str) -> Cell:
 
 
 def _why(missing: dict[int, str]) -> Cell:
-    """`from 1,024 on: learned positions end at 512`"""
+    """`1,024, 2,048: learned positions end at 512`"""
     if not missing:
         return MISSING
-    by_reason: dict[str, list[int]] = {}
-    for length, why in sorted(missing.items()):
-        by_reason.setdefault(why, []).append(length)
-    text = "; ".join(f"{', '.join(map(whole, lengths))}: {why}" for why, lengths in by_reason.items())
+    text = "; ".join(f"{', '.join(map(whole, lengths))}: {why}" for why, lengths in reasons(missing).items())
     return Cell(text, text, "warn")
 
 
