@@ -166,11 +166,8 @@ def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, to
     from lmlab.errors import ConfigError, raise_all
     from lmlab.eval.long.scaled import NAMES, NONE, OWN
     from lmlab.eval.long.suite import Asked, default_lengths
-    from lmlab.inherit import trained_length
 
-    original = trained_length(own.exp, found.run)
-    imported = found.run.manifest().get("state") == "imported"
-    trained = original if imported else own.exp.model.seq_len
+    trained, original = lengths_of(found, own)
     turns = hasattr(model.pos, "scaling")
     errors = []
     if flags.scalings is not None and not turns and not set(flags.scalings) <= {OWN, NONE}:
@@ -198,6 +195,19 @@ def asked_of(found: Found, own: Opened, model: Transformer, flags: LongFlags, to
     if not lengths:
         raise ConfigError(f"no length can be measured: {left_out[0]['why']}", "give --lengths")
     return Asked(trained, original, lengths, scalings, flags.factors, tuple(left_out))
+
+
+def lengths_of(found: Found, own: Opened) -> tuple[int, int]:
+    """Tokens of the rows of training, and of those that plain rotations were trained at: fewer where a scaling that
+    keeps no original length brought the longer rows near them."""
+    from lmlab.inherit import trained_length
+    from lmlab.model.spec import LengthScalingSpec, ScalingSpec
+
+    original, scaling = trained_length(own.exp, found.run), own.exp.rope_scaling
+    trained = original if found.run.manifest().get("state") == "imported" else own.exp.model.seq_len
+    if isinstance(scaling, ScalingSpec) and not isinstance(scaling, LengthScalingSpec):
+        original = max(2, round(trained / scaling.factor))
+    return trained, original
 
 
 def cant(model: Transformer, own: Opened, length: int, tokens: TokenFile | None) -> tuple[str, str] | None:

@@ -159,7 +159,9 @@ def test_a_tuned_run_is_shown_as_it_was_trained(run: Path, tmp_path: Path) -> No
     words = "rope_scaling=pi rope_scaling.factor=2 model.seq_len=64 train.max_steps=2 wandb.mode=disabled".split()
     tuned = run_here([f"init.run={run}", *words, f"paths.runs={tmp_path}"]).path
     long = told(call(str(tuned), "--long-context", "--lengths", "32,64", "--json"))
-    assert (long["trained_length"], long["trained_scaling"]) == (64, "pi 2")
+    assert (long["trained_length"], long["original_length"], long["trained_scaling"]) == (64, 32, "pi 2")
+    same = [c["loss"] for c in long["cells"] if c["scaling"] in ("own", "pi") and c["length"] == 64]
+    assert same[0] == same[1], "by pi 2 it was trained at 64"
     assert long["scalings"] == ["own", "none", "pi", "ntk", "dynamic_ntk", "yarn"]
 
 
