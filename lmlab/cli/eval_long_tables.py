@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ def _needle(cell: dict[str, Any]) -> str | None:
     return f"{sum(one['correct'] for one in cell['needle'])}/{n}" if n else None
 
 
+def _needle_gain(cell: dict[str, Any]) -> str | None:
+    """The mean over depths, each of as many windows."""
+    asked = cell["needle"]
+    if not asked:
+        return None
+    errors = [one["gain_se"] for one in asked]
+    se = None if None in errors else math.sqrt(sum(e * e for e in errors)) / len(asked)
+    return _with_se(sum(one["gain"] for one in asked) / len(asked), se, "+.3f")
+
+
 FIGURES: tuple[tuple[str, Figure], ...] = (
     ("perplexity, windows apart", lambda c: f"{c['perplexity']:.4g}"),
     ("nats/token, windows apart", lambda c: _with_se(c["loss"], c["loss_se"], ".3f")),
@@ -97,6 +108,7 @@ FIGURES: tuple[tuple[str, Figure], ...] = (
     ("row repeated: nats gained", lambda c: c["copy"] and _with_se(c["copy"]["gain"], c["copy"]["gain_se"], "+.3f")),
     ("row repeated: recalled", lambda c: c["copy"] and f"{c['copy']['accuracy']:.1%}"),
     ("needle, of 10 words", _needle),
+    ("needle: nats over the ten", _needle_gain),
 )
 
 

@@ -4,7 +4,6 @@ Olsson et al. 2022, 2209.11895), and one word said once in a document (a needle)
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +110,9 @@ def _words(tokenizer: Tokenizer, form: re.Pattern[bytes]) -> list[int]:
 
 @torch.no_grad()
 def needles(model: Transformer, needle: Needle, found: TokenSet, start: int, length: int) -> list[dict[str, Any]]:
-    """Per depth: in how many windows the needle's word is the likeliest of ten (chance 1/10), and the mean of
-    ln p(word) + ln 10 with p over the ten alone: 0 = the ten are alike."""
+    """Per depth: in how many windows the needle's word is the likeliest of ten (chance 1/10), and by how many nats
+    ln p(word) lies above the mean of the ten: 0 on average where the needle says nothing, for any of them may be in
+    it."""
     per_depth = min(MOST, max(LEAST, SPENT_TOKENS // length)) // len(DEPTHS)
     size = max(1, BATCH_TOKENS // length)
     told = []
@@ -120,7 +120,7 @@ def needles(model: Transformer, needle: Needle, found: TokenSet, start: int, len
         made = [needle.window(found, start, length, depth, draws("needle", length, depth, i)) for i in range(per_depth)]
         asked_NC = torch.cat([_asked(model, made[first : first + size]) for first in range(0, per_depth, size)])
         correct = int((asked_NC[:, 0] > asked_NC[:, 1:].amax(1)).sum())
-        gain, se = mean_se((asked_NC.log_softmax(-1)[:, 0] + math.log(N_CANDIDATES)).tolist())
+        gain, se = mean_se((asked_NC[:, 0] - asked_NC.mean(1)).tolist())
         told.append({"depth": depth, "n": per_depth, "correct": correct, "gain": gain, "gain_se": se})
     return told
 

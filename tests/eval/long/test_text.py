@@ -342,8 +342,10 @@ def test_needles_of_an_oracle_and_of_chance(knows: bool, monkeypatch: pytest.Mon
     assert n == 500
     if knows:
         assert correct == n
-        assert all(t["gain"] == pytest.approx(math.log(10)) for t in told)
+        assert all(t["gain"] == pytest.approx(0.9 * (50 - 0.5), rel=0.02) for t in told)
     else:
+        gain = sum(t["gain"] for t in told) / len(told)
+        assert abs(gain) < 3 * math.sqrt(0.9 / 12 / n), "uniform logits have a variance of 1/12"
         assert abs(correct / n - 0.1) < 3 * math.sqrt(0.1 * 0.9 / n)
 
 
