@@ -58,16 +58,17 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
         raise ConfigError(
             f"`model.seq_len` is {setting.exp.model.seq_len}: half of it is to be read, half written", "use 4 or more"
         )
+    attns = [word.partition("=")[2] for word in words if word.startswith("attn=")] or list(ATTN)
+    settings = {name: Setting.of(replaced(words, [f"attn={name}"])) for name in attns}
     if setting.device.type == "cpu":
         tune_malloc()
     be_deterministic(setting.device)
     limits = measure(setting.device, setting.dtype)
     said(limits.said())
-    attns = [word.partition("=")[2] for word in words if word.startswith("attn=")] or list(ATTN)
     records: list[dict[str, Any]] = []
-    for name in attns:
+    for name, own in settings.items():
         said(f"attn={name}")
-        records += compared(Setting.of(replaced(words, [f"attn={name}"])), name, limits, rounds)
+        records += compared(own, name, limits, rounds)
     shape, precision = setting.shape, str(setting.dtype).removeprefix("torch.")
     sizes = f"L={shape.L} D={shape.D} H={shape.H} F={shape.F} V={shape.V}"
     told = [f"{sizes}; prompts of {prompt_len(setting)} tokens, {n_new(setting)} new ones, {precision}"]

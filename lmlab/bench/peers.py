@@ -6,6 +6,7 @@ and once more with the setting that lmlab makes; lmlab as `lmlab train` trains.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ PARTS = {
     "nanogpt": ("preset=nanogpt",),
 }
 PEERS = {"llama": ("transformers", "litgpt", "x-transformers"), "nanogpt": ("nanoGPT",)}
+SIZES = ("name", "n_layers", "d_model", "n_heads", "seq_len")
 LEAST_S = 0.7  # of a contender's turn
 HEAD = ("parts", "who", "compile", "allocator", "tokens/s", "lmlab is", "peak memory", "first step", "parameters")
 
@@ -68,14 +70,33 @@ def is_installed(peer: str) -> bool:
     return importlib.util.find_spec(libraries.PACKAGES[peer]) is not None
 
 
+def refuse_unlike(asked: Setting, usual: Setting) -> None:
+    """Raises ConfigError for a model that has more of its own than sizes, and for data that is no text: peers have
+    neither, and would not be its like."""
+    own, known = dataclasses.asdict(asked.exp.model), dataclasses.asdict(usual.exp.model)
+    more = [f"model.{key}={value}" for key, value in own.items() if key not in SIZES and known.get(key) != value]
+    if more:
+        raise ConfigError(
+            f"`model` sets {', '.join(more)}, which peers have not",
+            "use sizes alone: model=nano, tiny, small, medium or large, model.n_layers, model.d_model, …",
+        )
+    if asked.prepared.tasks:
+        raise ConfigError(
+            f"`data={asked.exp.data.name}` is no text, and peers know no answers", "use data=sotu or text"
+        )
+
+
 def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], None] = lambda text: None) -> Result:
     """Start every contender, let them take turns, and set lmlab's rate over each of them, round by round."""
     settings = {row: Setting.of(words_of(row, words)) for row in PARTS}
     first = next(iter(settings.values()))
-    limits = measure(first.device, first.dtype)
-    said(limits.said())
+    for row, setting in settings.items():
+        refuse_unlike(setting, Setting.of(words_of(row, ())))
     if first.dtype == torch.float16:
         raise ConfigError("`train.precision` is fp16, which peers are trained in by no scaler", "use bf16 or fp32")
+    _ = first.ops  # refused, where this machine can't run them, before anything is measured
+    limits = measure(first.device, first.dtype)
+    said(limits.said())
     compiled = asked_modes(words)
     shapes = {row: setting.shape.said() for row, setting in settings.items()}
     with taken_in_turns(jobs(words, PARTS, compiled), rounds, said) as found:

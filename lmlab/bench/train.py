@@ -41,6 +41,7 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     """Tokens/s beside the same net written by hand (where the composition is that net), MFU, memory, and the step's
     pieces."""
     setting = Setting.of(list(words))
+    _ = setting.ops  # refused, where this machine can't run them, before anything is measured
     limits = measure(setting.device, setting.dtype)
     said(limits.said())
     line = tuple(words)

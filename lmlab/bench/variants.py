@@ -43,6 +43,7 @@ def run(words: Sequence[str], *, rounds: int = ROUNDS, said: Callable[[str], Non
     tune_malloc()
     base = replaced(SHAPE, words)
     setting = Setting.of(base)
+    _ = setting.ops  # refused, where this machine can't run them, before anything is measured
     limits = measure(setting.device, setting.dtype)
     said(limits.said())
     records: list[dict[str, Any]] = []

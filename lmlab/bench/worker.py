@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lmlab.errors import LmlabError
+from lmlab.errors import EXIT_FAILED, LmlabError
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,14 @@ class Ready:
     first_loss: float
 
 
+class Failed(LmlabError):
+    """A contender that could not go on."""
+
+    exit_code = EXIT_FAILED
+
+
 class Worker:
-    """A running job. `ready` waits for its first step; raises LmlabError when that fails."""
+    """A running job. `ready` waits for its first step; raises Failed when that fails, and what refused it."""
 
     def __init__(self, job: Job) -> None:
         context = multiprocessing.get_context("spawn")
@@ -83,20 +89,26 @@ class Worker:
         self._process.kill()
 
     def _ask(self, *request: Any) -> Any:
-        self._pipe.send(request)
+        try:
+            self._pipe.send(request)
+        except OSError:  # it ended while it waited for its turn
+            raise self._ended() from None
         return self._answer()
+
+    def _ended(self) -> LmlabError:
+        self._process.join()
+        why = f"`{self.job.name}` ended with status {self._process.exitcode}"
+        return Failed(why, "see what it printed; a smaller model= takes less memory")
 
     def _answer(self) -> Any:
         try:
             kind, value = self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            why = f"`{self.job.name}` ended with status {self._process.exitcode}"
-            raise LmlabError(why, "see what it printed; a smaller model= takes less memory") from None
+        except (EOFError, OSError):
+            raise self._ended() from None
         if kind == "refused":
             raise value
         if kind == "error":
-            raise LmlabError(
+            raise Failed(
                 f"`{self.job.name}` failed: {value}",
                 "`pip install .[bench]` brings the versions that it was written for",
             )

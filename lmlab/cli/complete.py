@@ -20,6 +20,7 @@ ALIASES = ("lr", "seed")
 FLAG_VALUES = {"--split": ("val", "test"), "--resume": ("auto",), "--from": ()}
 FLAG_VALUES |= {"--dtype": ("float32", "bfloat16"), "--bos": ("always", "empty")}
 FLAG_VALUES |= {"--format": ("terminal", "md", "html", "csv", "json", "svg", "pdf")}
+FLAG_LISTS = ("--rope-scaling", "--tasks")  # words with commas between
 
 
 def answer(words: Sequence[str]) -> int:
@@ -69,12 +70,25 @@ def candidates(before: Sequence[str], current: str) -> list[str]:
     known = known.subcommands.get(rest[0], known) if rest else known
     if current.startswith("-"):
         return _starting((f for f in known.flags if f not in rest), current)
+    if rest and rest[-1] in known.flags and rest[-1] in FLAG_LISTS:
+        done = current.rpartition(",")[0] + "," if "," in current else ""
+        return _starting([done + word for word in _listed(rest[-1])], current)
     if rest and rest[-1] in known.flags and rest[-1] in FLAG_VALUES:
         runs = _runs(rest) if rest[-1] in ("--resume", "--from") else []
         return _starting([*FLAG_VALUES[rest[-1]], *runs], current)
     if rest and rest[-1] == "--config-dir":
         return _folders(current)
     return _starting(_arguments(name, rest, current), current)
+
+
+def _listed(flag: str) -> list[str]:
+    from lmlab.config import tree  # noqa: F401  # fills OPTIONS
+    from lmlab.data.spec import TaskSpec
+    from lmlab.registry import OPTIONS
+
+    if flag == "--rope-scaling":
+        return ["own", *OPTIONS["rope_scaling"]]
+    return [name for name, spec in OPTIONS["data"].items() if issubclass(spec, TaskSpec)]
 
 
 def _starting(words: Iterable[str], current: str) -> list[str]:

@@ -249,9 +249,12 @@ def _evaluate_long(
     from lmlab.cli.eval_long import evaluate_long
     from lmlab.cli.eval_long_tables import draw_long, print_long
     from lmlab.cli.open_run import open_run
-    from lmlab.runs.evals import record
+    from lmlab.cli.progress import say
+    from lmlab.cli.run_one import not_causal
+    from lmlab.runs.evals import record, refuse_unwritable
 
     own_run = open_run(found, keys, config_dir, screen)
+    refuse_unwritable(found.run)
     prepared, own = _prepared(own_run, keys, screen)
     report = {
         "run": str(found.run.path),
@@ -260,13 +263,15 @@ def _evaluate_long(
         "fingerprint": prepared.fingerprint,
         "own_data": own,
         "split": split,
-        "long_context": evaluate_long(found, own_run, prepared, split, flags, screen),
+        **evaluate_long(found, own_run, prepared, split, flags, screen),
     }
     _count_look(found.run, report, screen)
     path = record(found.run, report, of="long-context")
     draw_long(report, path.with_suffix(".svg"))
     if say_it:
         print_long(report)
+        if report["noncausal"]:
+            say(not_causal(report["noncausal"]))
         screen.note(f"wrote {path} and the figure beside it")
     return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,22 @@ def print_long(report: dict[str, Any]) -> None:
     if long["cells"]:
         marks += ["sliding windows advance by half", f"± standard error over {_units(long)}"]
     say(" · ".join(marks))
-    for why in dict.fromkeys(c["not_available"] for c in (*long["cells"], *long["tasks"]) if c["not_available"]):
-        say(f"not available: {why}")
+    for why, lengths in _missing([*long["cells"], *long["tasks"]]).items():
+        say(f"not available at {', '.join(f'{n:,}' for n in lengths)} tokens: {why}")
     print_positions(long)
     print_summary(long)
     print_memory(long)
+
+
+def _missing(cells: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """{why: lengths}; reasons that differ in their numbers alone are one."""
+    found: dict[str, tuple[str, list[int]]] = {}
+    for cell in cells:
+        if why := cell["not_available"]:
+            lengths = found.setdefault(re.sub(r"\d[\d,]*", "#", why), (why, []))[1]
+            if cell["length"] not in lengths:
+                lengths.append(cell["length"])
+    return dict(found.values())
 
 
 def _rows(
@@ -115,7 +127,8 @@ FIGURES: tuple[tuple[str, Figure], ...] = (
 OF_TASKS: tuple[tuple[str, Figure], ...] = (
     (", examples right", lambda c: f"{c['correct']}/{c['n']} ({c['exact_low']:.0%}–{c['exact_high']:.0%})"),
     (", chance", lambda c: f"{c['chance_exact']:.2g}"),
-    (", answer tokens right", lambda c: f"{c['token_accuracy']:.1%}"),
+    (", answer tokens right", lambda c: f"{c['token_accuracy']:.1%} ({c['token_low']:.0%}–{c['token_high']:.0%})"),
+    (", chance of a token", lambda c: f"{c['chance_token']:.2g}"),
     (", nats per answer token", lambda c: f"{c['loss']:.3f}"),
 )
 
@@ -152,7 +165,7 @@ def print_summary(long: dict[str, Any]) -> None:
         factor = "" if one["factor"] is None else f" {one['factor']:g}"
         score = "–" if one["trained_score"] is None else f"{one['trained_score']:.1%}"
         chance = "–" if one["chance"] is None else f"{one['chance']:.2g}"
-        effective = length(one["effective_length"]) if one["above_chance"] else "at chance"
+        effective = "at chance" if one["above_chance"] is False else length(one["effective_length"])
         far = [effective, length(one["largest_80"]), length(one["k_max"])]
         area = "–" if one["area"] is None else f"{one['area']:.3f}"
         rows.append([one["what"], one["scaling"] + factor, score, chance, *far, area])

@@ -27,7 +27,14 @@ def parts(data: DataSpec) -> list[Part]:
     _sums_to_one(shares)
     known = choices()
     found = {label: _spec(label, known) for label in shares}
+    given: set[str] = set()
     for word in data.settings:
+        key = word.partition(":")[0]
+        if key in given and not isinstance(
+            getattr(found.get(key.partition(".")[0]), key.partition(".")[2], None), list
+        ):
+            raise ConfigError(f"`data.settings` sets {key} twice", "leave one out")
+        given.add(key)
         _set(found, word)
     made = [Part(label, share, found[label]) for label, share in shares.items()]
     if isinstance(made[0].spec, TaskSpec):
@@ -95,6 +102,12 @@ def _spec(label: str, known: dict[str, Entry]) -> DataSpec:
     made = _made(known[label])
     assert isinstance(made, DataSpec)
     return made
+
+
+def _takes_many(found: dict[str, DataSpec], key: str) -> bool:
+    """Whether a field is a list, which takes one element a word."""
+    label, _, name = key.partition(".")
+    return isinstance(getattr(found.get(label), name, None), list)
 
 
 def _set(found: dict[str, DataSpec], word: str) -> None:

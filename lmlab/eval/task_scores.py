@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmlab.data.tasks import split as splits
 from lmlab.data.tasks.base import Examples, Task
-from lmlab.errors import ConfigError, LmlabError
+from lmlab.errors import ConfigError, DataError, LmlabError
 from lmlab.eval.long.nats import LOGITS, hidden
 from lmlab.eval.long.windows import BATCH_TOKENS
 from lmlab.model.transformer import Transformer
@@ -118,7 +118,8 @@ def task_cells(
     factor: float | None = None,
 ) -> list[dict[str, Any]]:
     """`tasks` of a report on long contexts, one entry per length: n examples there, as evenly as it goes at each of the
-    depths (none given, or a task without depth: drawn anywhere). The examples are the same for every model and scaling.
+    depths (none given, or a task without depth: drawn anywhere); of equal ones one counts, so that n may be less and a
+    depth that has none is left out. The examples are the same for every model and scaling.
 
     A length that the task or the model can't do is told as not available. Raises ConfigError for a model of fewer ids.
     """
@@ -140,14 +141,21 @@ def task_cells(
 def _cell(
     task: Task, model: Transformer, length: int, depths: Sequence[float], n: int, seed: int, split: str
 ) -> dict[str, Any]:
-    found, by_depth = Score(), []
+    found, by_depth, lost = Score(), [], list[DataError]()
     asked: Sequence[float | None] = depths or (None,)
     for k, depth in enumerate(asked):
         rows = n // len(asked) + (k < n % len(asked))
-        if rows:
-            here = score(model, splits.draw(task, split, seed, k, rows, length, depth))
-            by_depth.append({"depth": depth, "n": here.n, "correct": here.correct})
-            found += here
+        if not rows:
+            continue
+        try:
+            here = score(model, splits.distinct(splits.draw(task, split, seed, k, rows, length, depth)))
+        except DataError as error:  # too few examples at this depth
+            lost.append(error)
+            continue
+        by_depth.append({"depth": depth, "n": here.n, "correct": here.correct})
+        found += here
+    if not found.n:
+        raise lost[0]
     chance = task.chance(length)
     told = {"chance_exact": chance.exact, "chance_token": chance.token, "depths": by_depth if depths else []}
     return found.figures() | told

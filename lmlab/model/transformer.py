@@ -252,7 +252,9 @@ class Transformer(nn.Module):
         blocks: list[Any] = list(self.blocks)
         kinds = len({(kind, type(b.ffn)) for (kind, _), b in zip(self._attentions(), blocks, strict=True)})
         config = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, 4 * kinds + 4)
+        # counted per code object, whichever model of this process it is of
+        config.recompile_limit = max(config.recompile_limit, 4) + 4 * kinds
+        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
         for block in self.blocks:
             block.compile(fullgraph=True)
 

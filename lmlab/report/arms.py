@@ -24,7 +24,7 @@ from lmlab.runs.layout import parse_name
 
 STATS = (
     *(BPB, "val/loss", "best/val/bits_per_byte", "best/val/loss", "test/bits_per_byte", "test/loss", "train/loss"),
-    *("tokens_per_s", "elapsed_s", "tokens", "peak_memory_bytes"),
+    *("val/token_accuracy", "tokens_per_s", "elapsed_s", "tokens", "peak_memory_bytes"),
 )
 Order = Mapping[str, tuple[int, int]]  # run key → place of its arm in the sweeps
 LAST = (math.inf, math.inf)

@@ -11,10 +11,12 @@ from lmlab.report.model import BPB, Arm, Cell, Column, Delta, Run, Stat, Table
 from lmlab.runs.noncausal import labelled
 
 MISSING = Cell("–")
+ANSWERS = "val/token_accuracy"
 BEST, TEST = "best/val/bits_per_byte", "test/bits_per_byte"
 BAD = ("diverged", "failed", "unreadable", "missing")
 FIGURES = (
     Column("val_bits_per_byte", "val bits/byte", True, "Last checkpoint on all of val: mean ± sd over finished runs."),
+    Column("val_token_accuracy", "answers right", True, "Of a task's answers in val: mean ± sd over finished runs."),
     Column("delta", "Δ baseline", True, "Of val bits/byte: below zero is better; coloured where larger than its ±."),
     Column("best_val_bits_per_byte", "best on val", True, "The checkpoint that was best on val, on all of val."),
     Column("state", "state", False, "Finished of all runs, and the others by state."),
@@ -52,6 +54,7 @@ def arms_table(axes: Sequence[str], arms: Sequence[Arm]) -> Table:
     named = named or [Column("arm", "arm", False, "What differs from the default.")]
     left_out = {"delta"} if len(arms) < 2 else set()
     left_out |= set() if _best_differs(arms) else {"best_val_bits_per_byte"}
+    left_out |= set() if any(ANSWERS in arm.stats for arm in arms) else {"val_token_accuracy"}
     figures = [column for column in FIGURES if column.key not in left_out]
     rows = [[*_names(axes, arm), *(CELLS[column.key](arm) for column in figures)] for arm in arms]
     return Table("arms", (*named, *figures), rows)
@@ -206,6 +209,7 @@ CELLS: dict[str, Callable[[Arm], Cell]] = {
     "parameters": parameters_cell,
     "tokens": _fact("tokens", whole),
     "val_bits_per_byte": _of_loss(_stat(BPB, bits, bits)),
+    "val_token_accuracy": _of_loss(_stat(ANSWERS, bits, bits)),
     "delta": _of_loss(delta_cell),
     "best_val_bits_per_byte": _of_loss(_stat(BEST, bits, bits)),
     "test_bits_per_byte": _of_loss(_stat(TEST, bits, bits)),

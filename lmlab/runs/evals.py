@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ def record(run: RunDir, report: dict[str, Any], *, of: str | None = None) -> Pat
     if "test_evaluations" in report:
         run.update_manifest(test_evaluations=report["test_evaluations"])
     return folder / name
+
+
+def refuse_unwritable(run: RunDir) -> None:
+    """Raises RunError where `record` could not write: before an hour is spent on what would be lost."""
+    folder = run.path / EVAL
+    with disk(folder, "write"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def newest(run: RunDir, of: str, content_hash: str | None = None) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ FLOOR = 1.0  # below it the gradients overflow by themselves
 class LossScale:
     """A power of two, halved when a gradient overflows, and the step is then skipped; doubled after 2000 steps without.
 
-    It acts on the weights of the tokens, and so on everything the loss is made of from its first rounding on. What
-    multiplies Σ weight · nats is the scale over 2^⌊log₂ tokens of a step⌋, since the scale is that of the mean.
+    It acts on the weights of the tokens, and so on every gradient but the probabilities that the loss rounds before it
+    weights them: below 6e-8 they are 0. What multiplies Σ weight · nats is the scale over 2^⌊log₂ tokens of a step⌋,
+    since the scale is that of the mean.
     """
 
     def __init__(self, device: torch.device, batch_tokens: int) -> None:

@@ -30,6 +30,11 @@ NANO = ["model=nano", "model.n_layers=1", "model.d_model=32", "model.seq_len=16"
         (["bench", "train", "--out", "/dev/null/x"], "can't write to /dev/null/x", "--out DIR"),
         (["bench", "train", "fast"], "`fast` is no key=value", "lists what is measured"),
         (["bench", "train", "model.n_heads=3"], "model.n_heads", "hint:"),
+        (["bench", "peers", "model=neox"], "`model` sets model.tie_embeddings=False", "use sizes alone"),
+        (["bench", "peers", "data=passkey", "tokenizer=byte"], "`data=passkey` is no text", "use data=sotu"),
+        (["bench", "train", "kernels=triton"], "`kernels` is triton", "use kernels=auto"),
+        (["bench", "peers", "kernels=triton"], "`kernels` is triton", "use kernels=auto"),
+        (["bench", "decode", "attn.qk_norm=head"], "`attn.qk_norm` is not a field of attn=mla", "hint:"),
         (["bench", "train", "--rounds", "1"], "--rounds", "hint:"),
     ],
 )

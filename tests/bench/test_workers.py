@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 
 import pytest
 import torch
@@ -65,3 +67,13 @@ def test_a_refusal_of_a_contender_is_told_as_it_is() -> None:
 def test_a_process_that_ends_is_told() -> None:
     with pytest.raises(LmlabError, match="`gone` ended with status 3"):
         Worker(Job("gone", ends, ()))
+
+
+def test_one_that_is_killed_while_it_waits_is_told() -> None:
+    worker = Worker(Job("killed", takes, (), {"mib": 1}))
+    assert worker._process.pid is not None
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.join()
+    with pytest.raises(LmlabError, match="`killed` ended with status -9") as told:
+        worker.seconds(1)
+    assert told.value.exit_code == 1

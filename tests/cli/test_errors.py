@@ -30,7 +30,7 @@ WRONG = {
         "is not a flag of `lmlab generate`",
         "`lmlab generate --help` lists the flags",
     ),
-    "eval R --tokens 9": ("`--tokens` is not a flag of `lmlab eval`", "`lmlab eval --help` lists the flags"),
+    "eval R --foo 9": ("`--foo` is not a flag of `lmlab eval`", "`lmlab eval --help` lists the flags"),
     "train --max-tokens 24": ("`--max-tokens` is not a flag", "write train.max_tokens=…, without dashes"),
     "new attn x --norm=dyt": ("is not a flag of `lmlab new`", "`lmlab new --help` lists the flags"),
     "train --zzz": ("`--zzz` is not a flag of `lmlab train`", "`lmlab train --help` lists the flags"),

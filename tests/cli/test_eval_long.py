@@ -109,13 +109,9 @@ def test_typed_factors_are_rows_of_their_own(run: Path) -> None:
     words = ["--lengths", "16,64", "--rope-scaling", "none,pi", "--factors", "2,4"]
     long = told(call(str(run), "--long-context", *words, "--json"))
     assert [(c["scaling"], c["factor"], c["length"]) for c in long["cells"]] == [
-        ("none", None, 16),
-        ("none", None, 64),
-        ("pi", 2, 16),
-        ("pi", 4, 16),
-        ("pi", 2, 64),
-        ("pi", 4, 64),
-    ]
+        *(("none", None, length) for length in (16, 32, 64)),
+        *(("pi", factor, length) for length in (16, 32, 64) for factor in (2, 4)),
+    ], "the trained length stands beside longer ones"
     losses = [c["loss"] for c in long["cells"]]
     assert len(set(losses)) == len(losses), "a factor acts below the trained length, too"
     shown = call(str(run), "--long-context", *words).stdout
@@ -133,7 +129,7 @@ def test_learned_positions_past_the_table_are_not_available(learned: Path) -> No
     assert long["memory"][1]["not_available"]
     shown = call(str(learned), "--long-context", "--lengths", "32,64").stdout
     assert "n/a" in shown
-    assert "not available: `pos=learned` has 32 positions" in shown
+    assert "not available at 64 tokens: `pos=learned` has 32 positions" in shown
 
 
 def test_defaults_that_the_text_can_t_serve_are_left_out(run: Path) -> None:
@@ -171,7 +167,7 @@ def test_tasks_in_text_can_be_asked(run: Path) -> None:
     if isinstance(done.exception, Exception) and "the split has" in str(done.exception):
         pytest.skip("the fixture's text is shorter")
     long = told(done)
-    assert [(c["task"], c["length"]) for c in long["tasks"]] == [("passkey", 64), ("passkey", 300)]
+    assert [(c["task"], c["length"]) for c in long["tasks"]] == [("passkey", 32), ("passkey", 64), ("passkey", 300)]
     for cell in long["tasks"]:
         assert cell["not_available"] or 0 <= cell["exact_low"] <= cell["exact"] <= cell["exact_high"] <= 1
 
@@ -213,3 +209,40 @@ def test_scalings_of_a_model_without_rotations_are_refused(learned: Path) -> Non
     done = call(str(learned), "--long-context", "--rope-scaling", "pi")
     assert "`pos=learned` has no rotations to scale" in str(done.exception)
     assert "leave --rope-scaling out" in str(done.exception)
+
+
+def test_a_score_that_was_not_asked_at_the_trained_length_is_not_called_chance(run: Path) -> None:
+    words = ["--lengths", "32,131", "--rope-scaling", "none", "--tasks", "passkey"]
+    long = told(call(str(run), "--long-context", *words, "--json"))
+    at = {one["what"]: one for one in long["summary"]}
+    assert at["needle"]["above_chance"] is None, "no needle fits into 32 bytes"
+    assert at["needle"]["chance"] == pytest.approx(0.1)
+    assert at["passkey"]["effective_length"] is None
+    shown = call(str(run), "--long-context", *words).stdout
+    assert not [line for line in shown.splitlines() if line.startswith(("needle ", "passkey ")) and "at chance" in line]
+
+
+def test_losses_that_are_not_causal_are_called_so(tmp_path: Path) -> None:
+    path = trained(tmp_path, "moe=expert_choice")
+    done = call(str(path), "--long-context", "--lengths", "16,32", "--rope-scaling", "none", "--json")
+    assert "later" in json.loads(done.stdout)["noncausal"]
+    assert "not causal" in call(str(path), "--long-context", "--lengths", "16,32", "--rope-scaling", "none").stdout
+
+
+def test_a_folder_that_can_t_be_written_is_told_before_anything_is_computed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    kept = run / "eval"
+    aside = run / "aside"
+    kept.rename(aside)
+    try:
+        kept.write_text("a file")
+        monkeypatch.setattr("lmlab.cli.eval_long.evaluate_long", lambda *_: pytest.fail("it was computed"))
+        done = call(str(run), "--long-context")
+        assert "eval" in str(done.exception)
+        assert hasattr(done.exception, "hint")
+    finally:
+        kept.unlink()
+        shutil.move(aside, kept)

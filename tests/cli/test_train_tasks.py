@@ -168,5 +168,5 @@ def test_prepare_says_that_there_is_nothing_to_prepare() -> None:
 def test_too_short_a_row_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     words = [w for w in MQAR if not w.startswith("data.n_pairs")]
     done = call("train", *words, "data.n_pairs=5", f"paths.runs={tmp_path}")
-    assert "needs 20 tokens, `model.seq_len` is 16" in str(done.exception)
+    assert "needs 20 tokens, rows have 16" in str(done.exception)
     assert not list(tmp_path.iterdir())

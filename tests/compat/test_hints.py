@@ -20,7 +20,7 @@ from lmlab.config.tree import GROUPS, Experiment
 from lmlab.errors import Errors, LmlabError
 from tests.compat.test_rules import MORE
 
-WORD = re.compile(r"[a-z_]+(?:\.\w+)?=[^\s;:]+")
+WORD = re.compile(r"[a-z_]+(?:\.\w+)?=(?:\[[^\]]*\]|[^\s;:]+)")
 LINES = [
     "model.seq_len=2 attn.window=2",
     "model.seq_len=2 attn.window=1",

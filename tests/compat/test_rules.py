@@ -356,8 +356,12 @@ def test_every_preset_with_every_other_option_composes_or_is_refused_by_a_row() 
         for row in rows:
             refused.setdefault(row, set()).add(what)
     scaled = [name for name in entries("rope_scaling") if name != "none"]
+    own_ids = [f"data={task}" for task in ("mqar", "induction", "copy", "selective_copy", "needle")]
     unturned = ("gpt2", "nanogpt", "vanilla", "bloom")
     assert refused == {
+        "mix-parts": {f"{preset} data=mix" for preset in presets},
+        # a part put in alone; `data=copy` typed brings its tokenizer
+        "task-ids": {f"{preset} {word}" for preset in presets for word in (*own_ids, "tokenizer=ids")},
         "text-files": {f"{preset} data=text" for preset in presets},
         "hub-repo": {f"{preset} data=hf" for preset in presets},
         "tokenizer-path": {f"{preset} tokenizer=hf" for preset in presets},

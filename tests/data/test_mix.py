@@ -114,6 +114,10 @@ REFUSED = {
     "data=mix data.mix=[sotu:0.9,passkey]": ("`data.mix` has passkey, which is not PART:SHARE", "write data.mix"),
     "data=mix data.mix=[sotu:0.9,passkey:x]": ("`data.mix` has passkey:x, which is not PART:SHARE", "write data.mix"),
     "data=mix data.mix=[sotu:1.1,passkey:-0.1]": ("`data.mix` has sotu:1.1", "write data.mix"),
+    "data=mix data.mix=[sotu:0.9,passkey:0.1] data.settings=[passkey.digits:3,passkey.digits:4]": (
+        "`data.settings` sets passkey.digits twice",
+        "leave one out",
+    ),
     "data=mix data.mix=[sotu:0.5,sotu:0.5]": ("`data.mix` names sotu twice", "add its shares up"),
     "data=mix data.mix=[sotu:0.5,passkey:0.3]": (
         "the shares of `data.mix` sum to 0.8, not to 1",

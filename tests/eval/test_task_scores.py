@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import lmlab.config.tree  # noqa: F401  # fills OPTIONS
 from lmlab.data.spec import Byte, Mqar, Needle, Passkey
+from lmlab.data.tasks import split as splits
 from lmlab.data.tasks.base import Task
 from lmlab.data.tokenizer import byte_tokenizer
 from lmlab.errors import ConfigError
@@ -37,6 +38,7 @@ class Answers(nn.Module):
 
     def __init__(self, task: Task, wrong: Any = lambda inputs, found: found, uniform: bool = False) -> None:
         super().__init__()
+        self.routed = False
         self.embed, self.dims = nn.Embedding(1, 1), SimpleNamespace(vocab_size=task.vocab_size)
         self.task, self.wrong, self.scale = task, wrong, 0.0 if uniform else 30.0
 
@@ -139,7 +141,7 @@ def test_cells_by_length_and_depth() -> None:
     task = passkey()
     cells = task_cells(task, Answers(task, near), [40, 128, 512], [0.0, 0.5, 1.0], 10, name="passkey")  # type: ignore[arg-type]
     assert [cell["length"] for cell in cells] == [40, 128, 512]
-    assert "needs 80 tokens, `model.seq_len` is 40" in cells[0]["not_available"]
+    assert "needs 80 tokens, rows have 40" in cells[0]["not_available"]
     assert "exact" not in cells[0]
     assert (cells[1]["n"], cells[1]["correct"], cells[1]["exact"], cells[1]["exact_high"]) == (10, 10, 1.0, 1.0)
     assert cells[2]["depths"] == [
@@ -227,3 +229,16 @@ def test_largest_and_area_by_hand() -> None:
     assert area(scores) == pytest.approx((0.9 + 0.5) / 2)
     assert area({64: 1.0, 256: 0.0}) == pytest.approx(0.5)
     assert area({64: 1.0}) is None
+
+
+def test_copies_of_an_example_count_once() -> None:
+    """Of one digit there are ten passkeys at a depth, fewer of them in val."""
+    task = make(Passkey(digits=1), byte_tokenizer(Byte()))
+    found = splits.draw(task, "val", 0, 0, 40, 200, 0.5)
+    one_each = splits.distinct(found)
+    rows = {row.tobytes() for row in found.inputs_BT}
+    assert len(one_each.inputs_BT) == len(rows) < 10
+    cells = task_cells(task, model(torch.float32, vocab=257), [200], [0.0, 0.25, 0.5, 0.75, 1.0], 200, name="passkey")
+    assert cells[0]["not_available"] is None
+    assert cells[0]["n"] == sum(one["n"] for one in cells[0]["depths"]) < 50
+    assert all(one["n"] for one in cells[0]["depths"])

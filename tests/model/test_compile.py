@@ -129,3 +129,17 @@ def test_a_run_stays_within_the_recompile_limit(monkeypatch):
                 for B, T in ((4, 16), (4, 24), (1, 40), (1, 600)):
                     net.eval()(*rows(B, T))
         assert counter.frame_count < torch._dynamo.config.recompile_limit
+
+
+def test_many_models_of_a_process_stay_within_the_limit(monkeypatch):
+    """Graphs are counted per code object, whichever model they are of: benchmarks and sweeps make many in a process."""
+    counter, compile_ = CompileCounter(), torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_(self, backend=counter, **how))
+    nets = []
+    with torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
+        for ffn in ("swiglu", "glu", "gelu", "relu", "silu", "bilinear", "reglu", "geglu", "relu2", "gelu_tanh"):
+            net = model(torch.float32, model={"d_model": 32, "n_heads": 2}, ffn=ffn)
+            net.compile_blocks()
+            grads(net.train(), *rows(2, 16), targets_BT=rows(2, 16)[0])
+            nets.append(net)
+    assert counter.frame_count >= len(nets)

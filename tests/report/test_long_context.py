@@ -128,7 +128,7 @@ def test_what_is_not_available_says_why(tmp_path: Path) -> None:
     assert row_of(report, "long_short", windows="apart")["512"].text == "n/a"
     assert rows_of(report, "long_scores")[0]["why"].text == f"512, 1,024: {WHY}"
     notes = report.long_context.notes
-    assert f"not available from 512 tokens on: {WHY} (as trained)" in notes
+    assert f"not available at 512, 1,024 tokens: {WHY} (as trained)" in notes
     assert "not measured at 2048: memory (pos=learned)" in notes
     assert report.long_context.findings == []  # nothing longer was measured
     assert RATIO not in {line.figure for line in report.long_context.lines}

@@ -14,7 +14,7 @@ def check(task: Task, name: str, length: int, depth: float | None) -> None:
     """Raises ConfigError for a length below the task's least, and for a depth that the task has not."""
     if length < task.least():
         raise ConfigError(
-            f"`data={name}` with these settings needs {task.least()} tokens, `model.seq_len` is {length}",
+            f"`data={name}` with these settings needs {task.least()} tokens, rows have {length}",
             f"set model.seq_len to at least {task.least()}, or make the task smaller",
         )
     if depth is not None and not task.has_depth:

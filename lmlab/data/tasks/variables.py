@@ -40,7 +40,8 @@ class VariableTracking:
             raise ConfigError(
                 f"`data.n_chains` {spec.n_chains} with `data.n_hops` {spec.n_hops} needs {self.n_names} variables, "
                 f"and there are {len(NAMES)} letters",
-                f"set data.n_hops to at most {max(0, len(NAMES) // spec.n_chains - 1)}, or take fewer chains",
+                f"set data.n_chains to at most {len(NAMES) // self.n_each}"
+                + (f", or data.n_hops to at most {hops}" if (hops := len(NAMES) // spec.n_chains - 1) >= 0 else ""),
             )
         self.pieces, self.vocab_size = Pieces(self.tokenizer, spec.name), self.tokenizer.vocab_size
         of = self.pieces.of

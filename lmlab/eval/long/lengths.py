@@ -35,16 +35,17 @@ def area(scores: Mapping[int, float]) -> float | None:
 
 def score_summary(found: Mapping[int, tuple[int, int, float]], trained: int) -> dict[str, Any]:
     """Of {length: (right, asked, chance)}. A score at the trained length that is not above chance (the Wilson interval
-    of 95 % reaches down to it) is one that nothing can hold: no length is effective then."""
+    of 95 % reaches down to it) is one that nothing can hold: no length is effective then. above_chance None: there is
+    no score at the trained length."""
     scores = {length: right / n for length, (right, n, _) in found.items()}
-    right, n, chance = found.get(trained, (0, 0, None))
-    above = n > 0 and wilson(right, n)[0] > (chance or 0)
+    right, n, chance = found.get(trained, found[min(found)])
+    above = wilson(right, n)[0] > chance if trained in found else None
     return {
         "chance": chance,
         "trained_score": scores.get(trained),
         "above_chance": above,
         "effective_length": effective_length(scores, trained) if above else None,
         "largest_80": largest(scores, WELL),
-        "k_max": largest(scores, FOUND) if chance is None or chance < FOUND else None,
+        "k_max": largest(scores, FOUND) if chance < FOUND else None,
         "area": area(scores),
     }

@@ -40,6 +40,8 @@ def hidden(model: Transformer, tokens_BT: Tensor) -> Tensor:
     """(B, T, D): what the head is handed. Where attention would hold a T×T matrix of a long row, in chunks by a cache,
     unless a part says that this is not the same."""
     B, T = tokens_BT.shape
+    if B > 1 and model.routed and getattr(model.arch.moe, "group", "") == "batch":  # rows would share experts' room
+        return torch.cat([hidden(model, row) for row in tokens_BT.split(1)])
     positions_BT = torch.arange(T, device=tokens_BT.device).expand(B, T)
     if T <= DENSE_MOST or not square(model, T) or "cached = full" in model.known_failures():
         return model.hidden(tokens_BT, positions_BT)[0]

@@ -58,7 +58,7 @@ def test_a_row_below_the_least_is_refused(case: Any) -> None:
     t = made(case)
     with pytest.raises(ConfigError) as caught:
         t.draw(rng(), 2, t.least() - 1)
-    assert f"needs {t.least()} tokens, `model.seq_len` is {t.least() - 1}" in caught.value.message
+    assert f"needs {t.least()} tokens, rows have {t.least() - 1}" in caught.value.message
     assert f"model.seq_len to at least {t.least()}" in caught.value.hint
 
 
